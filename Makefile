@@ -1,0 +1,63 @@
+# The only way commands are run. `make run` and `make test` need python3 >= 3.11 and make, nothing else.
+PYTHON ?= python3
+VENV := $(or $(VIRTUAL_ENV),$(UV_PROJECT_ENVIRONMENT),.venv)
+BIN := $(VENV)/bin
+
+.PHONY: run test test-all integration check fmt lint types arch schema lock lock-check bench sim load docs e2e-clients clean
+
+run: $(VENV)/.ready
+	@$(BIN)/tidegate serve
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+integration: $(VENV)/.ready
+	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients"
+
+test-all: $(VENV)/.ready
+	$(BIN)/python -m pytest tests -m "not clients"
+
+e2e-clients: $(VENV)/.ready
+	$(BIN)/python -m pytest tests/acceptance -m clients
+
+check: fmt-check lint types arch schema-check lock-check
+
+fmt: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix -q . || true
+
+.PHONY: fmt-check schema-check
+fmt-check: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+arch: $(VENV)/.ready
+	$(BIN)/lint-imports
+
+schema: $(VENV)/.ready
+	$(BIN)/tidegate schema > gateway/policy/schema.json
+
+schema-check: $(VENV)/.ready
+	$(BIN)/tidegate schema | diff -u gateway/policy/schema.json -
+
+lock: $(VENV)/.ready
+	$(BIN)/python deploy/lock.py
+
+lock-check: $(VENV)/.ready
+	$(BIN)/python deploy/lock.py --check
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m loadtests.hotpath --json
+	$(BIN)/python -m loadtests.streams --json
+
+clean:
+	rm -rf .venv build dist
+
+$(VENV)/.ready: deploy/bootstrap.py pyproject.toml uv.lock requirements/dev.txt requirements/source.txt requirements/worker.txt
+	@$(PYTHON) deploy/bootstrap.py $(VENV)
+	@touch $@

@@ -1,0 +1,160 @@
+"""Pure pool: levels, logs, queue, grants (`admission.md` §3 and §4). Values first, then the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from gateway.units import MINUTE, Micros, RuleId, Tokens
+
+LANES = 4
+"""Lane 0 carries T0 task calls; lanes 1 to 3 are the QoS tiers."""
+
+
+class Mode(StrEnum):
+    """Whether a rule acts, only counts what it would have done, or sleeps."""
+
+    ENFORCE = "enforce"
+    SHADOW = "shadow"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """One limit of a pool. All amounts are micro-units per window.
+
+    Attributes:
+        name: `requests`, `tokens`, `input`, `output` or `money`.
+        limit: L, micro-units per window.
+        window: W in micros; for calendar dimensions the nominal period (a day, a month of 31 days).
+        depth: B, bucket depth per lane 0..3, micro-units.
+        cap: C, cap of the sliding log per lane 0..3, micro-units; all 0 means no log.
+        calendar: "" for a rolling meter, else "day" or "month": the period starts at midnight of
+            `calendar_offset`, the level never drains inside it and returns to 0 with the next one.
+        calendar_offset: Micros east of UTC.
+        because: The rule this limit came from.
+    """
+
+    name: str
+    limit: Tokens
+    window: Micros = MINUTE
+    depth: tuple[int, int, int, int]
+    cap: tuple[int, int, int, int] = (0, 0, 0, 0)
+    calendar: str = ""
+    calendar_offset: Micros = 0
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """The compiled rules of one pool; equal specs mean the same pool rules.
+
+    Attributes:
+        name: Unique name, e.g. "pool:openai-gpt4o", "agent:researcher".
+        dimensions: In a fixed order; cost vectors follow it.
+        concurrency: Calls in flight at most; 0 is unlimited.
+        spread: J, how long log entries outlive W, against arrival jitter.
+        pace_ppm: Multiplier of the refill rate, parts per million.
+        lease: How long a grant lives without renewal.
+        dead: A gateway silent for so long loses its waiters and unfetched grants.
+        max_grants: K, grants per tick.
+        max_waiting: Waiters at most.
+        queue: False: what does not fit now is refused at once (budgets, own limits with max_wait 0).
+        mode: enforce, shadow (grant all, count would-waits), off.
+        because: Policy path of the pool.
+        concurrency_because: Policy path of the concurrency limit.
+        revision: Policy revision that compiled it.
+    """
+
+    name: str
+    dimensions: tuple[Dimension, ...] = ()
+    concurrency: int = 0
+    spread: Micros = 300_000
+    pace_ppm: int = 1_000_000
+    lease: Micros = 120_000_000
+    dead: Micros = 5_000_000
+    max_grants: int = 256
+    max_waiting: int = 20_000
+    queue: bool = True
+    mode: Mode = Mode.ENFORCE
+    because: RuleId = ""
+    concurrency_because: RuleId = ""
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A call that wants to be admitted to one pool.
+
+    Attributes:
+        rid: Request id + attempt number; unique for ever.
+        lane: 0..3.
+        tenant: Who shares fairly (tenant or agent, by policy).
+        weight: 1..100.
+        deadline_in: Micros the call may still wait in this pool.
+        cost: Micro-units per dimension, in the order of the spec.
+        tag: The tag of an earlier place (requeue, ticket), or None.
+        place_key: Key of a kept place, or None.
+    """
+
+    rid: str
+    lane: int
+    tenant: str
+    weight: int
+    deadline_in: Micros
+    cost: tuple[int, ...]
+    tag: int | None = None
+    place_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Granted: send it now.
+
+    Attributes:
+        rid: Of the ask.
+        meter: Our meter at the grant per dimension (log sum on windows, level on buckets).
+        tag: The tag it held, for a requeue.
+        waited: Micros between ask and grant, by the pool's clock.
+    """
+
+    rid: str
+    meter: tuple[int, ...]
+    tag: int
+    waited: Micros = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """Refused: it cannot be served before its deadline, or the queue is full. `eta` is the wait."""
+
+    rid: str
+    eta: Micros
+    tag: int
+    because: RuleId
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Never:
+    """Refused: it can never fit. Names dimension, cost and ceiling in micro-units."""
+
+    rid: str
+    dimension: str
+    cost: int
+    ceiling: int
+    because: RuleId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """Its deadline passed while it waited; `eta` is what would still have been ahead."""
+
+    rid: str
+    because: RuleId
+    eta: Micros = 0
+    tag: int = 0
+
+
+Verdict: TypeAlias = Admit | Shed | Never | Late

@@ -1,0 +1,328 @@
+"""Call, Principal, Reply: what the layers pass to each other. Aliases `Service` and `Layer`.
+
+A `Call` is one request on its way through the pipeline. It is the one mutable value of the gateway:
+each field has exactly one writer, named beside it, and a layer reads only what outer layers wrote.
+A `Reply` owns everything that must be given back; `close()` is idempotent and must be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from gateway.admission.profiles import Estimate, Usage
+from gateway.units import Micros, RuleId, Tokens
+
+if TYPE_CHECKING:
+    from gateway.snapshot import AgentRule, Deployment, Model, Snapshot, Tier
+
+__all__ = [
+    "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList", "Layer",
+    "Part", "PartKind", "Principal", "Reply", "Service", "Source", "Usage", "VerdictNote",
+]  # fmt: skip
+
+HeaderList: TypeAlias = "list[tuple[bytes, bytes]]"
+"""Header pairs, names in lower case, order and repeats kept. Never build a dict of them."""
+
+
+class Family(StrEnum):
+    """Whose error shape and header family a route speaks."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    MCP = "mcp"
+    TIDEGATE = "tidegate"
+
+
+class Dialect(StrEnum):
+    """The route's wire format."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+    MODELS = "models"
+    PASSTHROUGH = "passthrough"
+    MCP = "mcp"
+
+
+class ClientKind(StrEnum):
+    """Self-reported client; chooses a shape, never a right."""
+
+    SDK = "sdk"
+    CODEX = "codex"
+    CLAUDE_CODE = "claude_code"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What policy needs of a request body, in any dialect.
+
+    Attributes:
+        model: Public model name as asked.
+        stream: Whether the client asked for a stream.
+        cap: Effective output cap times n; None where none is named (or it is absurd).
+        wants_usage: `stream_options.include_usage` as the client set it; None if it did not.
+        needs: Capabilities the request uses; see `snapshot.Deployment.capabilities`.
+        has_tools, has_images: For the learned input bias.
+        previous_response_id: Responses: pins the upstream.
+        session: A session hint found in the body (metadata.user_id, prompt_cache_key), or "".
+        has_thinking: Signed thinking blocks are present.
+    """
+
+    model: str
+    stream: bool = False
+    cap: Tokens | None = None
+    wants_usage: bool | None = None
+    needs: frozenset[str] = frozenset()
+    has_tools: bool = False
+    has_images: bool = False
+    previous_response_id: str | None = None
+    session: str = ""
+    has_thinking: bool = False
+
+
+class PartKind(StrEnum):
+    """How a part of a prompt is counted."""
+
+    TEXT = "text"
+    TOKEN_IDS = "token_ids"
+    IMAGE = "image"
+    AUDIO = "audio"
+    FILE = "file"
+    OVERHEAD = "overhead"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One countable piece of a prompt.
+
+    Attributes:
+        kind: How to count it.
+        text: TEXT: the text. Media: "" (never the payload).
+        count: TOKEN_IDS and OVERHEAD: tokens. FILE: payload bytes.
+        width, height: IMAGE: pixels, 0 where unknown.
+        detail: IMAGE: "low", "high", "auto".
+    """
+
+    kind: PartKind
+    text: str = ""
+    count: int = 0
+    width: int = 0
+    height: int = 0
+    detail: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who calls: from the credential alone; hints never raise its rights.
+
+    Attributes:
+        id: Stable id for the log ("key:dev", "jwt:spiffe://…"); never the secret.
+        agent, tenant: Names for fairness, limits and status.
+        rule: What it may do.
+        pools: Its own and its tenant's limits, instantiated, in acquiring order: budgets, agent,
+            tenant.
+        actors: RFC 8693 `act` chain, outermost first.
+        expires: Wall-clock seconds; 0 never.
+    """
+
+    id: str
+    agent: str
+    tenant: str
+    rule: AgentRule
+    pools: tuple[Any, ...] = ()
+    actors: tuple[str, ...] = ()
+    expires: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictNote:
+    """One link of the chain of because: which layer decided what, by which rule, when."""
+
+    layer: str
+    verdict: str
+    because: RuleId
+    at: Micros
+    detail: str = ""
+
+
+class End(StrEnum):
+    """How a reply ended, as the edge saw it."""
+
+    COMPLETE = "complete"
+    CLIENT_GONE = "client_gone"
+    CUT = "cut"
+    STALLED = "stalled"
+    FAILED = "failed"
+    DRAINED = "drained"
+
+
+class Call:
+    """One request under way.
+
+    Attributes, with their writer:
+        id, dialect, family, client, method, path, target, headers, body, coding, snapshot, received,
+            peer (edge): `target` is path and query exactly as sent; `headers` are the client's;
+            `body` is the raw body as sent, b"" while `upload` streams one; `coding` its encoding.
+        parsed (edge; dropped by admit before a wait): decoded JSON, or None.
+        fields (edge): what policy needs of the body; None on routes that are not parsed.
+        principal, session, tier, deadline (identify): `deadline` is an instant of `clock.now()`.
+        model, deployment, estimate (estimate, then downgrade): the rung now tried.
+        attempt (retry): 1 on the first.
+        queue_us, reserved, permits (admit): micros waited in all, tokens reserved.
+        upstream_status, first_byte, usage, end (dispatch, settle).
+        notes (everybody): the chain of verdicts.
+        extra_headers (everybody): `tidegate-*` headers of the answer.
+    """
+
+    __slots__ = (
+        "attempt", "body", "client", "coding", "deadline", "deployment", "dialect", "end",
+        "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id", "method",
+        "model", "notes", "parsed", "path", "peer", "principal", "queue_us", "received",
+        "reserved", "session", "snapshot", "target", "tier", "upload", "upstream_status", "usage",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - the edge states every fact of the request once
+        self,
+        *,
+        id: str,  # noqa: A002 - the glossary's word
+        dialect: Dialect,
+        family: Family,
+        method: str,
+        path: str,
+        target: bytes,
+        headers: HeaderList,
+        snapshot: Snapshot,
+        received: Micros,
+        body: bytes = b"",
+        client: ClientKind = ClientKind.SDK,
+    ) -> None:
+        self.id = id
+        self.dialect = dialect
+        self.family = family
+        self.client = client
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.body = body
+        self.coding = ""
+        self.upload: AsyncIterator[bytes] | None = None
+        self.snapshot = snapshot
+        self.received = received
+        self.peer = ""
+        self.parsed: Mapping[str, Any] | None = None
+        self.fields: Fields | None = None
+        self.principal: Principal | None = None
+        self.session = ""
+        self.tier: Tier | None = None
+        self.deadline: Micros = 0
+        self.model: Model | None = None
+        self.deployment: Deployment | None = None
+        self.estimate: Estimate | None = None
+        self.attempt = 1
+        self.queue_us: Micros = 0
+        self.reserved: Tokens = 0
+        self.upstream_status = 0
+        self.first_byte: Micros = 0
+        self.usage: Usage | None = None
+        self.end: End | None = None
+        self.notes: list[VerdictNote] = []
+        self.extra_headers: HeaderList = []
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, name in lower case; None if absent."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+class Source(Protocol):
+    """Where the bytes of a reply come from."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Body bytes exactly as they arrive; at most once."""
+        ...
+
+    async def close(self, *, reuse: bool) -> None:
+        """Nothing of the source is left; callable twice. `reuse` keeps the connection if it can."""
+        ...
+
+
+class Bytes:
+    """A source of bytes already here."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body, at once."""
+        if self._body:
+            yield self._body
+
+    async def close(self, *, reuse: bool) -> None:
+        """Nothing to give back."""
+
+
+class Reply:
+    """An answer under way: a head, a source of bytes, taps beside it and what must be given back.
+
+    Attributes:
+        status, headers: The head as the client shall see it (hop-by-hop already removed).
+        source: The body.
+        taps: Synchronous observers of every chunk, called before it is sent; they must not raise.
+        finishing: Called once with the end seen by the edge, after the last chunk and before
+            `close`, to learn whether the body ended well: returns bytes to send in addition (a final
+            error event), b"" for none. The first that returns bytes wins.
+    """
+
+    __slots__ = ("_closers", "_ended", "headers", "source", "status", "taps")
+
+    def __init__(self, *, status: int, headers: HeaderList, source: Source) -> None:
+        self.status = status
+        self.headers = headers
+        self.source = source
+        self.taps: list[Callable[[bytes], None]] = []
+        self._closers: list[Callable[[End], None]] = []
+        self._ended: End | None = None
+
+    @property
+    def ended(self) -> End | None:
+        """How it ended; None while open."""
+        return self._ended
+
+    def on_close(self, closer: Callable[[End], None]) -> None:
+        """Run this synchronous step when the reply ends; inner layers attach, and run, first."""
+        self._closers.append(closer)
+
+    def finish(self, end: End) -> None:
+        """First half of closing, synchronous and idempotent: settlement and permits are given back."""
+        if self._ended is not None:
+            return
+        self._ended = end
+        for closer in self._closers:
+            closer(end)
+
+    async def close(self, end: End) -> None:
+        """Everything is given back: `finish`, then the upstream connection. Idempotent."""
+        self.finish(end)
+        await self.source.close(reuse=end is End.COMPLETE)
+
+
+Service: TypeAlias = Callable[[Call], Awaitable[Reply]]
+Layer: TypeAlias = Callable[[Service], Service]
+
+
+def stack(*layers: Layer, service: Service) -> Service:
+    """The service wrapped so that `layers` read in execution order, the first outermost."""
+    for layer in reversed(layers):
+        service = layer(service)
+    return service

@@ -1,0 +1,191 @@
+"""The only time source and the only timers of the gateway.
+
+`now()` is in microseconds since the Unix epoch but *monotonic*: anchored to the wall clock once, at
+construction, then driven by the loop's monotonic clock, so that calendars and windows share one axis
+and a stepping wall clock moves neither. `wall()` is the true wall clock, for log lines and dates.
+
+Two kinds of timers exist. `deadlines` is a heap with a granularity of 50 ms behind ONE loop timer: it
+serves every deadline and keep-alive of every call (`performance.md` §8.4). `alarm` is precise and
+meant for admission, one per pool. Nothing else in the gateway may call `call_later` or `call_at`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.units import MICRO, Micros
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GRANULARITY: Micros = 50_000
+"""Deadlines fire at most this much late; one timer serves them all."""
+
+
+class Timer:
+    """A pending callback. `cancel()` is idempotent and O(1); a fired timer ignores it."""
+
+    __slots__ = ("_callback", "at")
+
+    def __init__(self, at: Micros, callback: Callable[[], None]) -> None:
+        self.at = at
+        self._callback: Callable[[], None] | None = callback
+
+    @property
+    def live(self) -> bool:
+        """True until fired or cancelled."""
+        return self._callback is not None
+
+    def cancel(self) -> None:
+        """Never fire."""
+        self._callback = None
+
+    def fire(self) -> None:
+        """Run the callback once, unless cancelled."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class Clock(Protocol):
+    """Time as the gateway sees it; tests and simulations bring their own."""
+
+    def now(self) -> Micros:
+        """Monotonic microseconds on the epoch's axis."""
+        ...
+
+    def wall(self) -> float:
+        """Wall-clock seconds since the epoch; may step."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once that much time has passed."""
+        ...
+
+    def after(self, delay: Micros, callback: Callable[[], None]) -> Timer:
+        """Run the callback `delay` from now, up to `GRANULARITY` late. It must not raise or block."""
+        ...
+
+    def alarm(self, at: Micros, callback: Callable[[], None]) -> Timer:
+        """Run the callback at that instant of `now()`, as precisely as the loop can."""
+        ...
+
+
+class Deadlines:
+    """A heap of coarse timers behind one loop timer.
+
+    Cancelled entries stay in the heap until due or until they outnumber the live ones two to one;
+    so memory is at most three entries per live deadline plus a constant.
+    """
+
+    __slots__ = ("_armed_for", "_handle", "_heap", "_loop", "_now", "_seq")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], Micros]) -> None:
+        self._loop = loop
+        self._now = now
+        self._heap: list[tuple[Micros, int, Timer]] = []
+        self._seq = 0
+        self._handle: asyncio.TimerHandle | None = None
+        self._armed_for: Micros = 0
+
+    def __len__(self) -> int:
+        """Entries held, cancelled ones included."""
+        return len(self._heap)
+
+    def after(self, delay: Micros, callback: Callable[[], None]) -> Timer:
+        """A timer that fires `delay` from now, rounded up to the granularity."""
+        at = self._now() + max(0, delay)
+        timer = Timer(at, callback)
+        self._seq += 1
+        heap = self._heap
+        heapq.heappush(heap, (at, self._seq, timer))
+        if len(heap) >= 1024 and self._seq % 1024 == 0:
+            self._compact()
+        if self._handle is None or at + GRANULARITY < self._armed_for:
+            self._arm()
+        return timer
+
+    def _compact(self) -> None:
+        live = [entry for entry in self._heap if entry[2].live]
+        if len(live) * 3 < len(self._heap):
+            heapq.heapify(live)
+            self._heap = live
+
+    def _arm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        first = self._heap[0][0]
+        self._armed_for = first + GRANULARITY
+        delay = max(GRANULARITY, first - self._now() + GRANULARITY // 2)
+        self._handle = self._loop.call_later(delay / MICRO, self._run)
+
+    def _run(self) -> None:
+        self._handle = None
+        now = self._now()
+        heap = self._heap
+        while heap and (heap[0][0] <= now or not heap[0][2].live):
+            heapq.heappop(heap)[2].fire()
+        # A callback may have armed the timer already, and may have compacted the heap.
+        if self._handle is None and self._heap:
+            self._arm()
+
+
+class LoopClock:
+    """The clock of a running event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.get_running_loop()
+        self._anchor = round(time.time() * MICRO) - round(self._loop.time() * MICRO)
+        self.deadlines = Deadlines(self._loop, self.now)
+        self.alarms_armed = 0
+
+    def now(self) -> Micros:
+        """Monotonic microseconds on the epoch's axis."""
+        return self._anchor + int(self._loop.time() * MICRO)
+
+    def wall(self) -> float:
+        """Wall-clock seconds since the epoch."""
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once that much time has passed."""
+        await asyncio.sleep(seconds)
+
+    def after(self, delay: Micros, callback: Callable[[], None]) -> Timer:
+        """A coarse timer; see `Deadlines`."""
+        return self.deadlines.after(delay, callback)
+
+    def alarm(self, at: Micros, callback: Callable[[], None]) -> Timer:
+        """A precise timer of its own."""
+        timer = _Alarm(self, at, callback)
+        timer.handle = self._loop.call_later(max(0, at - self.now()) / MICRO, timer.fire)
+        self.alarms_armed += 1
+        return timer
+
+
+class _Alarm(Timer):
+    """A precise timer: cancelling also releases the loop's handle."""
+
+    __slots__ = ("_clock", "handle")
+
+    def __init__(self, clock: LoopClock, at: Micros, callback: Callable[[], None]) -> None:
+        super().__init__(at, callback)
+        self._clock = clock
+        self.handle: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """Never fire; the loop forgets the timer at once."""
+        if self.live:
+            self._clock.alarms_armed -= 1
+            if self.handle is not None:
+                self.handle.cancel()
+        super().cancel()
+
+    def fire(self) -> None:
+        """Run the callback once."""
+        if self.live:
+            self._clock.alarms_armed -= 1
+        super().fire()

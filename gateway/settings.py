@@ -1,0 +1,84 @@
+"""Process settings from TIDEGATE_* variables, read once at start. Policy is not here: it is YAML."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a process is told by its environment.
+
+    Attributes:
+        policy: File or folder; None means the shipped default.
+        host, port: Data listener.
+        admin_host, admin_port: Admin listener.
+        state_dir: Where the development key, the secret and later the store live.
+        secret_file: The one secret all signing keys derive from; None means in `state_dir`.
+        redis_url: Shared store; "" is the embedded one.
+        vocabulary_dir: Folder of the tokenizer's files.
+        environment: The variables policy may name in `${…}`; never logged.
+    """
+
+    policy: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8484
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8485
+    state_dir: Path = Path()
+    secret_file: Path | None = None
+    redis_url: str = ""
+    vocabulary_dir: Path = Path()
+    log_level: str = ""
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def user_dir(environ: dict[str, str], variable: str, fallback: str) -> Path:
+    """The XDG folder of that variable, else the fallback under the home folder."""
+    base = environ.get(variable)
+    return Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / fallback
+
+
+def from_environment(environ: dict[str, str] | None = None) -> Settings:
+    """The settings of this process.
+
+    Raises:
+        ValueError: A variable holds something that cannot be read; names it and what is allowed.
+    """
+    env = dict(os.environ) if environ is None else environ
+
+    def number(name: str, default: int) -> int:
+        text = env.get(name, "")
+        if not text:
+            return default
+        if not text.isdigit() or not 0 <= int(text) <= 65535:
+            raise ValueError(f"{name}={text!r}: a port from 0 to 65535 is allowed")
+        return int(text)
+
+    policy = env.get("TIDEGATE_POLICY", "")
+    state = env.get("TIDEGATE_STATE_DIR", "")
+    secret = env.get("TIDEGATE_SECRET_FILE", "")
+    vocabulary = env.get("TIKTOKEN_CACHE_DIR") or env.get("TIDEGATE_VOCABULARY_DIR") or ""
+    cache = user_dir(env, "XDG_CACHE_HOME", ".cache") / "tidegate" / "vocabulary"
+    return Settings(
+        policy=Path(policy) if policy else None,
+        host=env.get("TIDEGATE_HOST", "127.0.0.1"),
+        port=number("TIDEGATE_PORT", 8484),
+        admin_host=env.get("TIDEGATE_ADMIN_HOST", "127.0.0.1"),
+        admin_port=number("TIDEGATE_ADMIN_PORT", 8485),
+        state_dir=Path(state)
+        if state
+        else user_dir(env, "XDG_STATE_HOME", ".local/state") / "tidegate",
+        secret_file=Path(secret) if secret else None,
+        redis_url=env.get("TIDEGATE_REDIS_URL", ""),
+        vocabulary_dir=Path(vocabulary) if vocabulary else cache,
+        log_level=env.get("TIDEGATE_LOG_LEVEL", ""),
+        environment=env,
+    )
+
+
+def export_vocabulary_dir(folder: Path) -> None:
+    """tiktoken will look nowhere else; call before it is first used."""
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)

@@ -1,0 +1,374 @@
+"""Snapshot: one compiled policy with its revision. Immutable; every call is pinned to one.
+
+`policy/compile.py` builds it whole, `policy/watch.py` swaps one reference; everything here is a value.
+Secrets live in `Secret`, whose `repr` and `str` are `***`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from gateway.admission.core import Mode, PoolSpec
+from gateway.admission.profiles import Accounting
+from gateway.units import MICRO, Micros, MicroUsd, RuleId, Tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_PATTERN_MODELS = 10_000
+"""Concrete models instantiated from patterns and remembered; beyond it they are made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A value that must never be printed. `reveal()` is the only way to it."""
+
+    _value: str
+
+    def reveal(self) -> str:
+        """The value itself: for the one header that needs it."""
+        return self._value
+
+    def __repr__(self) -> str:
+        """Never the value."""
+        return "Secret(***)"
+
+    def __str__(self) -> str:
+        """Never the value."""
+        return "***"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rule stands in the policy files."""
+
+    file: str
+    line: int
+    column: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Deadlines towards an upstream (`protocols.md` §2.4)."""
+
+    connect: Micros = 5 * MICRO
+    first_byte: Micros = 180 * MICRO
+    idle: Micros = 120 * MICRO
+    total: Micros = 3_600 * MICRO
+    total_plain: Micros = 600 * MICRO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """One key of a provider. `header` is the form its profile names: bearer, x-api-key, api-key, none."""
+
+    id: str
+    secret: Secret
+    header: str = "bearer"
+    weight: int = 1
+    models: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """One upstream API.
+
+    Attributes:
+        name: As in policy.
+        dialects: "openai", "anthropic", or both.
+        base_url: Scheme, host, port and optional path prefix, no trailing slash, no query.
+        query: Extra query string the provider wants on each request (may hold a secret).
+        extra_headers: Extra headers the provider wants on each request (may hold secrets).
+        credentials: Tried in order of weight and health.
+        max_connections: Concurrent requests towards it at most; 0 is unlimited.
+        header_family: "openai", "anthropic", "azure", "groq", "cerebras", "none": rate-limit headers.
+        accepts_stream_options: Whether `stream_options.include_usage` may be added.
+        supports_idempotency: Whether `Idempotency-Key` is passed on.
+        count_tokens: "relay", "local": who answers `count_tokens`.
+        passthrough: Path patterns (fnmatch on the path without query) relayed without parsing.
+        on_disconnect: "close" or "drain".
+    """
+
+    name: str
+    dialects: frozenset[str]
+    base_url: str
+    query: Secret | None = None
+    extra_headers: tuple[tuple[str, Secret], ...] = ()
+    credentials: tuple[Credential, ...] = ()
+    timeouts: Timeouts = Timeouts()
+    max_connections: int = 0
+    accounting: Accounting = Accounting()
+    header_family: str = "openai"
+    accepts_stream_options: bool = True
+    supports_idempotency: bool = False
+    count_tokens: str = "relay"
+    passthrough: tuple[str, ...] = ()
+    on_disconnect: str = "close"
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Micro-dollars per million tokens."""
+
+    input: MicroUsd = 0
+    output: MicroUsd = 0
+    cache_read: MicroUsd = 0
+    cache_write: MicroUsd = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One way to serve a model: the breaker's scope and a rung of the ladder.
+
+    Attributes:
+        id: "provider/upstream-model"; unique within the snapshot.
+        upstream_model: Name to send; None sends the caller's own.
+        pools: Provider quotas it spends, narrower first, the organization's last.
+        encoding: tiktoken encoding for counting ("o200k_base", "cl100k_base").
+        max_output: Model's own output maximum.
+        capabilities: What the rung can do: tools, parallel_tools, vision, audio, pdf, json_schema,
+            streaming, thinking.
+    """
+
+    id: str
+    provider: Provider
+    upstream_model: str | None = None
+    pools: tuple[PoolSpec, ...] = ()
+    accounting: Accounting = Accounting()
+    context_window: Tokens = 0
+    max_output: Tokens = 0
+    capabilities: frozenset[str] = frozenset()
+    encoding: str = "o200k_base"
+    price: Price = Price()
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A public model name with its ladder; `deployments[0]` is the first choice.
+
+    Attributes:
+        name: Concrete public name.
+        dialect_pools: nothing here: pools belong to deployments.
+        downgrade: "auto", "never": policy's own say; a caller may still opt out.
+    """
+
+    name: str
+    deployments: tuple[Deployment, ...]
+    downgrade: str = "auto"
+    created: int = 0
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """A QoS tier. `number` 1 (most urgent) to 3 is its admission lane."""
+
+    name: str
+    number: int
+    max_wait: Micros = 120 * MICRO
+    keepalive_after: Micros = 12 * MICRO
+    keepalive_every: Micros = 10 * MICRO
+    hold: bool = False
+    downgrade: bool = True
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRule:
+    """What one agent (or a pattern of agents) may do.
+
+    Attributes:
+        id: Name in policy; for patterns the concrete id is known only with the key.
+        tenant: Tenant name.
+        default_tier, tier_cap: Tier numbers; a wish below `tier_cap` (more urgent) is raised to it.
+        models: fnmatch patterns of public model names it may use.
+        pools: Its own limits and budgets, budgets first; names hold "{id}" for pattern agents.
+        tenant_pools: The tenant's limits and budgets, budgets first.
+        max_wait: Own longest wait; None means the tier's.
+    """
+
+    id: str
+    tenant: str
+    default_tier: int = 2
+    tier_cap: int = 1
+    weight: int = 1
+    fair_by: str = "tenant"
+    models: tuple[str, ...] = ("*",)
+    tools: tuple[str, ...] = ("*",)
+    pools: tuple[PoolSpec, ...] = ()
+    tenant_pools: tuple[PoolSpec, ...] = ()
+    max_wait: Micros | None = None
+    loopback_only: bool = False
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A stored key: salted SHA-256, never the key.
+
+    Attributes:
+        id: For keys of the form tg_<id>_<secret> that id, else a name from policy.
+        salt, digest: digest = SHA-256(salt + key as sent), both bytes.
+        expires: Wall-clock seconds after which it is refused; 0 never (rotation grace).
+    """
+
+    id: str
+    salt: bytes
+    digest: bytes
+    agent: AgentRule
+    expires: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPattern:
+    """Keys accepted by pattern, each an agent of its own: for load tests and loopback only."""
+
+    pattern: str
+    agent: AgentRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JwtIssuer:
+    """Who may sign tokens for us, and which claims mean what (`protocols.md` §7)."""
+
+    name: str
+    issuer: str
+    audience: str
+    jwks_url: str = ""
+    jwks_file: str = ""
+    algorithms: tuple[str, ...] = ("RS256", "ES256", "PS256")
+    claims: tuple[tuple[str, str], ...] = ()
+    agents: tuple[AgentRule, ...] = ()
+    spiffe: bool = False
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeRules:
+    """What the data listener accepts."""
+
+    max_body: int = 40 * 1024 * 1024
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    anonymous: AgentRule | None = None
+    drain: Micros = 5 * MICRO
+    max_in_flight: int = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackoffRules:
+    """Retry and backoff (`admission.md` §12)."""
+
+    kind: str = "decorrelated"
+    base: Micros = 500_000
+    cap: Micros = 20 * MICRO
+    attempts: int = 3
+    requeues: int = 8
+    max_retry_after: Micros = 60 * MICRO
+    budget_ratio_ppm: int = 100_000
+    budget_min_per_second: int = 1
+    budget_max: int = 100
+    mode: Mode = Mode.ENFORCE
+    because: RuleId = "retry"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerRules:
+    """Circuit breaker (`admission.md` §13)."""
+
+    fast_window: Micros = 10 * MICRO
+    fast_volume: int = 10
+    fast_ratio_ppm: int = 500_000
+    slow_window: Micros = 300 * MICRO
+    slow_volume: int = 20
+    slow_ratio_ppm: int = 300_000
+    in_a_row: int = 5
+    in_a_row_within: Micros = 60 * MICRO
+    identical_quota: int = 3
+    probes: int = 3
+    probe_lease: Micros = 30 * MICRO
+    cap: Micros = 60 * MICRO
+    mode: Mode = Mode.ENFORCE
+    because: RuleId = "breakers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRules:
+    """Semantic loop breaker (`admission.md` §13.1)."""
+
+    same_call: int = 4
+    same_masked: int = 4
+    alike_turns: int = 4
+    alike_ppm: int = 850_000
+    ping_pong: int = 4
+    max_iterations: int = 0
+    tokens_per_minute: Tokens = 0
+    polling_tools: tuple[str, ...] = ()
+    mode: Mode = Mode.SHADOW
+    because: RuleId = "loops"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRules:
+    """What is logged. Prompts never, unless `prompts` says so."""
+
+    level: str = "info"
+    access: bool = True
+    prompts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPattern:
+    """A family of public model names, each concrete name a model of its own."""
+
+    pattern: str
+    make: Callable[[str], Model]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """One compiled policy. Treat as immutable; `_made` only remembers pattern models."""
+
+    revision: int
+    digest: str
+    files: tuple[str, ...] = ()
+    providers: Mapping[str, Provider] = field(default_factory=dict)
+    models: Mapping[str, Model] = field(default_factory=dict)
+    patterns: tuple[ModelPattern, ...] = ()
+    tiers: tuple[Tier, Tier, Tier] = (
+        Tier(name="interactive", number=1),
+        Tier(name="standard", number=2),
+        Tier(name="batch", number=3),
+    )
+    keys: tuple[ApiKey, ...] = ()
+    key_patterns: tuple[KeyPattern, ...] = ()
+    jwt: tuple[JwtIssuer, ...] = ()
+    edge: EdgeRules = EdgeRules()
+    backoff: BackoffRules = BackoffRules()
+    breaker: BreakerRules = BreakerRules()
+    loops: LoopRules = LoopRules()
+    logs: LogRules = LogRules()
+    tokenizer: str = "preferred"
+    places: Mapping[RuleId, Place] = field(default_factory=dict)
+    _made: dict[str, Model] = field(default_factory=dict)
+
+    def model(self, name: str) -> Model | None:
+        """The model of this public name, from the exact names first, then from patterns in order."""
+        model = self.models.get(name) or self._made.get(name)
+        if model is not None:
+            return model
+        for pattern in self.patterns:
+            if fnmatchcase(name, pattern.pattern):
+                model = pattern.make(name)
+                if len(self._made) < MAX_PATTERN_MODELS:
+                    self._made[name] = model
+                return model
+        return None
+
+    def tier(self, number: int) -> Tier:
+        """The tier of that number, 1 to 3."""
+        return self.tiers[number - 1]

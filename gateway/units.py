@@ -1,0 +1,49 @@
+"""Units that every room of the gateway shares. All arithmetic on them is integer arithmetic.
+
+Inside the gateway time is `Micros` (integer microseconds) and cost is `Tokens`: whole tokens on the
+edge of the system, micro-tokens inside the pool core (`MICRO` of them are one token), so that the
+Python core and its Lua twin agree bit for bit. Float seconds exist only in YAML, in HTTP headers
+and in `Clock.sleep`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+Micros: TypeAlias = int
+"""Microseconds: an instant (of the pool's clock) or a span. Never negative unless stated."""
+
+Tokens: TypeAlias = int
+"""Tokens, or micro-tokens where the docstring says so. Never negative unless stated."""
+
+MicroUsd: TypeAlias = int
+"""Millionths of a US dollar."""
+
+RuleId: TypeAlias = str
+"""Where a verdict came from: `pools.gpt.limits.tpm`, `tiers.batch.max_wait`, as written in policy."""
+
+MICRO = 1_000_000
+"""Micro-units in one unit: micro-tokens in a token, microseconds in a second."""
+
+MINUTE: Micros = 60 * MICRO
+
+
+class Rng(Protocol):
+    """The part of `random.Random` that decisions may draw from; seeds come from the caller."""
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+        ...
+
+    def uniform(self, a: float, b: float, /) -> float:
+        """A float between a and b."""
+        ...
+
+    def getrandbits(self, k: int, /) -> int:
+        """A non-negative integer of k random bits."""
+        ...
+
+
+def micros(seconds: float) -> Micros:
+    """The span in whole microseconds, rounded to nearest."""
+    return round(seconds * MICRO)
