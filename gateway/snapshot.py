@@ -10,12 +10,21 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gateway.admission.core import Mode, PoolSpec
+from gateway.admission.core import PoolSpec
 from gateway.admission.profiles import Accounting
-from gateway.units import MICRO, Micros, MicroUsd, RuleId, Tokens
+from gateway.resilience.backoff import BackoffRules
+from gateway.resilience.breaker import BreakerRules
+from gateway.resilience.loops import LoopRules
+from gateway.units import MICRO, Micros, MicroUsd, Mode, RuleId, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+__all__ = [
+    "Accounting", "AgentRule", "ApiKey", "BackoffRules", "BreakerRules", "Credential", "Deployment",
+    "EdgeRules", "JwtIssuer", "KeyPattern", "LogRules", "LoopRules", "Mode", "Model", "ModelPattern",
+    "Place", "PoolSpec", "Price", "Provider", "Secret", "Snapshot", "Tier", "Timeouts",
+]  # fmt: skip
 
 MAX_PATTERN_MODELS = 10_000
 """Concrete models instantiated from patterns and remembered; beyond it they are made anew."""
@@ -257,59 +266,6 @@ class EdgeRules:
     anonymous: AgentRule | None = None
     drain: Micros = 5 * MICRO
     max_in_flight: int = 20_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackoffRules:
-    """Retry and backoff (`admission.md` §12)."""
-
-    kind: str = "decorrelated"
-    base: Micros = 500_000
-    cap: Micros = 20 * MICRO
-    attempts: int = 3
-    requeues: int = 8
-    max_retry_after: Micros = 60 * MICRO
-    budget_ratio_ppm: int = 100_000
-    budget_min_per_second: int = 1
-    budget_max: int = 100
-    mode: Mode = Mode.ENFORCE
-    because: RuleId = "retry"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerRules:
-    """Circuit breaker (`admission.md` §13)."""
-
-    fast_window: Micros = 10 * MICRO
-    fast_volume: int = 10
-    fast_ratio_ppm: int = 500_000
-    slow_window: Micros = 300 * MICRO
-    slow_volume: int = 20
-    slow_ratio_ppm: int = 300_000
-    in_a_row: int = 5
-    in_a_row_within: Micros = 60 * MICRO
-    identical_quota: int = 3
-    probes: int = 3
-    probe_lease: Micros = 30 * MICRO
-    cap: Micros = 60 * MICRO
-    mode: Mode = Mode.ENFORCE
-    because: RuleId = "breakers"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopRules:
-    """Semantic loop breaker (`admission.md` §13.1)."""
-
-    same_call: int = 4
-    same_masked: int = 4
-    alike_turns: int = 4
-    alike_ppm: int = 850_000
-    ping_pong: int = 4
-    max_iterations: int = 0
-    tokens_per_minute: Tokens = 0
-    polling_tools: tuple[str, ...] = ()
-    mode: Mode = Mode.SHADOW
-    because: RuleId = "loops"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ and in `Clock.sleep`.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 Micros: TypeAlias = int
@@ -26,6 +27,14 @@ MICRO = 1_000_000
 """Micro-units in one unit: micro-tokens in a token, microseconds in a second."""
 
 MINUTE: Micros = 60 * MICRO
+
+
+class Mode(StrEnum):
+    """Whether a rule acts, only counts what it would have done, or sleeps."""
+
+    ENFORCE = "enforce"
+    SHADOW = "shadow"
+    OFF = "off"
 
 
 class Rng(Protocol):

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeAlias
 
-from gateway.units import MINUTE, Micros, RuleId, Tokens
+from gateway.units import MINUTE, Micros, Mode, RuleId, Tokens
 
 LANES = 4
 """Lane 0 carries T0 task calls; lanes 1 to 3 are the QoS tiers."""
-
-
-class Mode(StrEnum):
-    """Whether a rule acts, only counts what it would have done, or sleeps."""
-
-    ENFORCE = "enforce"
-    SHADOW = "shadow"
-    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
