@@ -90,7 +90,7 @@ class PartKind(StrEnum):
     """How a part of a prompt is counted."""
 
     TEXT = "text"
-    TOKEN_IDS = "token_ids"
+    TOKEN_IDS = "token_ids"  # noqa: S105 - a kind of part
     IMAGE = "image"
     AUDIO = "audio"
     FILE = "file"
@@ -166,8 +166,8 @@ class Call:
     """One request under way.
 
     Attributes, with their writer:
-        id, dialect, family, client, method, path, target, headers, body, coding, snapshot, received,
-            peer (edge): `target` is path and query exactly as sent; `headers` are the client's;
+        id, dialect, family, client, method, path, target, headers, body, coding, snapshot,
+            received, peer (edge): `target` is path and query exactly as sent; `headers` are the client's;
             `body` is the raw body as sent, b"" while `upload` streams one; `coding` its encoding.
         parsed (edge; dropped by admit before a wait): decoded JSON, or None.
         fields (edge): what policy needs of the body; None on routes that are not parsed.
@@ -279,9 +279,8 @@ class Reply:
         status, headers: The head as the client shall see it (hop-by-hop already removed).
         source: The body.
         taps: Synchronous observers of every chunk, called before it is sent; they must not raise.
-        finishing: Called once with the end seen by the edge, after the last chunk and before
-            `close`, to learn whether the body ended well: returns bytes to send in addition (a final
-            error event), b"" for none. The first that returns bytes wins.
+        finishing: Called once, after the last chunk and before `close`, to learn whether the body
+            ended well: returns bytes to send in addition (a final error event), b"" for none.
     """
 
     __slots__ = ("_closers", "_ended", "headers", "source", "status", "taps")
@@ -304,7 +303,7 @@ class Reply:
         self._closers.append(closer)
 
     def finish(self, end: End) -> None:
-        """First half of closing, synchronous and idempotent: settlement and permits are given back."""
+        """First half of closing, synchronous and idempotent: everything counted is given back."""
         if self._ended is not None:
             return
         self._ended = end

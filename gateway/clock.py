@@ -1,11 +1,11 @@
 """The only time source and the only timers of the gateway.
 
 `now()` is in microseconds since the Unix epoch but *monotonic*: anchored to the wall clock once, at
-construction, then driven by the loop's monotonic clock, so that calendars and windows share one axis
-and a stepping wall clock moves neither. `wall()` is the true wall clock, for log lines and dates.
+construction, then driven by the loop's monotonic clock, so that calendars and windows share one
+axis and a stepping wall clock moves neither. `wall()` is the true wall clock, for log lines and dates.
 
-Two kinds of timers exist. `deadlines` is a heap with a granularity of 50 ms behind ONE loop timer: it
-serves every deadline and keep-alive of every call (`performance.md` §8.4). `alarm` is precise and
+Two kinds of timers exist. `deadlines` is a heap with a granularity of 50 ms behind ONE loop timer:
+it serves every deadline and keep-alive of every call (`performance.md` §8.4). `alarm` is precise and
 meant for admission, one per pool. Nothing else in the gateway may call `call_later` or `call_at`.
 """
 
@@ -66,7 +66,7 @@ class Clock(Protocol):
         ...
 
     def after(self, delay: Micros, callback: Callable[[], None]) -> Timer:
-        """Run the callback `delay` from now, up to `GRANULARITY` late. It must not raise or block."""
+        """Run the callback `delay` from now, up to `GRANULARITY` late. It must not raise."""
         ...
 
     def alarm(self, at: Micros, callback: Callable[[], None]) -> Timer:

@@ -5,8 +5,8 @@
     │                 MethodNotAllowed 405, BodyTooLarge 413, UnknownCoding 415, UpgradeRefused 426,
     │                 NeverFits 400, ContractBreach 400, KeyConflict 409, LoopDetected 429
     ├─ Saturated      QueueFull 429, DeadlinePassed 429, BudgetSpent 429
-    ├─ UpstreamFault  UpstreamTimeout 504, UpstreamUnreachable 502, UpstreamMalformed 502, StreamCut,
-    │                 BreakerOpen 503
+    ├─ UpstreamFault  UpstreamTimeout 504, UpstreamUnreachable 502, UpstreamMalformed 502,
+    │                 StreamCut, BreakerOpen 503
     ├─ StoreFault     StoreUnavailable 503, StoreConflict 409
     ├─ Draining 503   the process is stopping
     └─ PolicyError    while loading only: file, line, column, path, what, allowed

@@ -1,4 +1,4 @@
-"""Process settings from TIDEGATE_* variables, read once at start. Policy is not here: it is YAML."""
+"""Process settings from TIDEGATE_* variables, read once at start; policy is YAML, not here."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
 
 
 def export_vocabulary_dir(folder: Path) -> None:
-    """tiktoken will look nowhere else; call before it is first used."""
+    """Let tiktoken look here and nowhere else; call before it is first used."""
     os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)

@@ -1,6 +1,6 @@
 """Snapshot: one compiled policy with its revision. Immutable; every call is pinned to one.
 
-`policy/compile.py` builds it whole, `policy/watch.py` swaps one reference; everything here is a value.
+`policy/compile.py` builds it whole, `policy/watch.py` swaps one reference; all here is a value.
 Secrets live in `Secret`, whose `repr` and `str` are `***`.
 """
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accounting", "AgentRule", "ApiKey", "BackoffRules", "BreakerRules", "Credential", "Deployment",
-    "EdgeRules", "JwtIssuer", "KeyPattern", "LogRules", "LoopRules", "Mode", "Model", "ModelPattern",
+    "EdgeRules", "JwtIssuer", "KeyPattern", "LogRules", "LoopRules", "Mode", "Model",
+    "ModelPattern",
     "Place", "PoolSpec", "Price", "Provider", "Secret", "Snapshot", "Tier", "Timeouts",
 ]  # fmt: skip
 
@@ -71,7 +72,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """One key of a provider. `header` is the form its profile names: bearer, x-api-key, api-key, none."""
+    """One key of a provider. `header` is its form: bearer, x-api-key, api-key or none."""
 
     id: str
     secret: Secret
@@ -92,7 +93,7 @@ class Provider:
         extra_headers: Extra headers the provider wants on each request (may hold secrets).
         credentials: Tried in order of weight and health.
         max_connections: Concurrent requests towards it at most; 0 is unlimited.
-        header_family: "openai", "anthropic", "azure", "groq", "cerebras", "none": rate-limit headers.
+        header_family: Its rate-limit headers: "openai", "anthropic", "azure", "groq", "none".
         accepts_stream_options: Whether `stream_options.include_usage` may be added.
         supports_idempotency: Whether `Idempotency-Key` is passed on.
         count_tokens: "relay", "local": who answers `count_tokens`.
@@ -313,7 +314,7 @@ class Snapshot:
     _made: dict[str, Model] = field(default_factory=dict)
 
     def model(self, name: str) -> Model | None:
-        """The model of this public name, from the exact names first, then from patterns in order."""
+        """The model of this public name: exact names first, then patterns in order."""
         model = self.models.get(name) or self._made.get(name)
         if model is not None:
             return model

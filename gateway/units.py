@@ -21,7 +21,7 @@ MicroUsd: TypeAlias = int
 """Millionths of a US dollar."""
 
 RuleId: TypeAlias = str
-"""Where a verdict came from: `pools.gpt.limits.tpm`, `tiers.batch.max_wait`, as written in policy."""
+"""Where a verdict came from, as written in policy: `pools.gpt.limits.tpm`."""
 
 MICRO = 1_000_000
 """Micro-units in one unit: micro-tokens in a token, microseconds in a second."""

@@ -1,0 +1,1 @@
+"""The worker: sandboxed agents that can be stopped anywhere."""

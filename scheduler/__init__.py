@@ -1,0 +1,1 @@
+"""Durable tasks, holds and effects: the room below gateway and runtime."""

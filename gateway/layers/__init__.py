@@ -1,0 +1,1 @@
+"""The layers of the pipeline. None imports another; pipeline.py orders them."""

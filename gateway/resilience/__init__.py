@@ -1,0 +1,1 @@
+"""What to do when the provider pushes back: pure decisions."""

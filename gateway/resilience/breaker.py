@@ -1,15 +1,42 @@
-"""Circuit breaker: closed, open, half-open, shut as a transition table (`admission.md` §13)."""
+"""Circuit breaker: closed, open, half-open, shut as a transition table (`admission.md` §13).
+
+One breaker per (provider, deployment, model). Pure: `now` and `rng` are parameters. Failures count
+over two rolling windows, a fast one for outages and a slow one for trickles. *Sick* states keep
+callers away; a pool cut by quota is not sick, its breaker only starts the ladder.
+
+    closed ──fault ratio, faults in a row, 3 identical quota refusals──▶ open
+    open ──until passed──▶ half_open ──3 good probes in a row──▶ closed
+    half_open ──bad probe──▶ open (delay continues, decorrelated, at most `cap`)
+    any ──period, money, last credential out──▶ shut ──reset time, new credential──▶ half_open
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
 
-from gateway.units import MICRO, Micros, Mode, RuleId
+from gateway.units import MICRO, Micros, Mode, Rng, RuleId
+
+FAST_CELLS = 20
+SLOW_CELLS = 30
+FOREVER: Micros = 1 << 62
+"""Until an operator or a new configuration says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerRules:
-    """Circuit breaker (`admission.md` §13)."""
+    """When a breaker trips and how it comes back.
+
+    Attributes:
+        fast_window, fast_volume, fast_ratio_ppm: Outage: share of failures among at least so many.
+        slow_window, slow_volume, slow_ratio_ppm: Trickle of failures.
+        in_a_row, in_a_row_within: Consecutive failures that trip at once.
+        identical_quota: Identical quota refusals in a row that start the ladder.
+        probes: Good probes in a row that close it; one is under way at a time.
+        probe_lease: A probe silent for so long frees its place without a verdict.
+        base, cap: Smallest and largest time open.
+    """
 
     fast_window: Micros = 10 * MICRO
     fast_volume: int = 10
@@ -22,6 +49,276 @@ class BreakerRules:
     identical_quota: int = 3
     probes: int = 3
     probe_lease: Micros = 30 * MICRO
+    base: Micros = 500_000
     cap: Micros = 60 * MICRO
     mode: Mode = Mode.ENFORCE
     because: RuleId = "breakers"
+
+
+class State(StrEnum):
+    """States of a breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    SHUT = "shut"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allow:
+    """Go ahead; `probe` numbers the probe this call is, 0 for an ordinary one."""
+
+    probe: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    """Stay away until then. `sick` is False where only quota is spent: the ladder may serve."""
+
+    until: Micros
+    reason: str
+    because: RuleId
+    sick: bool = True
+
+
+Ruling: TypeAlias = Allow | Trip
+
+
+class Cells:
+    """Successes and failures over a rolling window of equal cells."""
+
+    __slots__ = ("_bad", "_good", "_index", "_width")
+
+    def __init__(self, window: Micros, cells: int) -> None:
+        self._width = max(1, window // cells)
+        self._good = [0] * cells
+        self._bad = [0] * cells
+        self._index = 0
+
+    def _advance(self, now: Micros) -> int:
+        index = now // self._width
+        count = len(self._good)
+        for step in range(min(count, max(0, index - self._index))):
+            place = (index - step) % count
+            self._good[place] = self._bad[place] = 0
+        self._index = max(self._index, index)
+        return self._index % count
+
+    def add(self, *, good: bool, now: Micros) -> None:
+        """Count one result."""
+        place = self._advance(now)
+        (self._good if good else self._bad)[place] += 1
+
+    def trips(self, *, volume: int, ratio_ppm: int, now: Micros) -> bool:
+        """Whether enough of enough results failed."""
+        self._advance(now)
+        bad = sum(self._bad)
+        total = bad + sum(self._good)
+        return total >= volume and bad * MICRO >= ratio_ppm * total
+
+    def clear(self) -> None:
+        """Forget everything."""
+        count = len(self._good)
+        self._good = [0] * count
+        self._bad = [0] * count
+
+
+class Breaker:
+    """The state of one scope.
+
+    Attributes:
+        state, until, reason: As status shows them; `until` counts in open and shut.
+        version: Rises with every change of state.
+    """
+
+    __slots__ = (
+        "_delay", "_fast", "_good_probes", "_probe", "_probe_ends", "_quota", "_quota_run", "_row",
+        "_row_since", "_rules", "_seq", "_slow", "reason", "sick", "state", "until", "version",
+    )  # fmt: skip
+
+    def __init__(self, rules: BreakerRules) -> None:
+        self._rules = rules
+        self._fast = Cells(rules.fast_window, FAST_CELLS)
+        self._slow = Cells(rules.slow_window, SLOW_CELLS)
+        self._row = 0
+        self._row_since: Micros = 0
+        self._quota = ""
+        self._quota_run = 0
+        self._delay: Micros = 0
+        self._probe = 0
+        self._probe_ends: Micros = 0
+        self._good_probes = 0
+        self._seq = 0
+        self.state = State.CLOSED
+        self.until: Micros = 0
+        self.reason = ""
+        self.sick = True
+        self.version = 0
+
+    def __repr__(self) -> str:
+        """State and reason: the test interface."""
+        return f"<Breaker {self.state.value} {self.reason or '-'} v{self.version}>"
+
+    def replace_rules(self, rules: BreakerRules) -> None:
+        """Another policy is in force; the state stays."""
+        if rules != self._rules:
+            self._rules = rules
+            self._fast = Cells(rules.fast_window, FAST_CELLS)
+            self._slow = Cells(rules.slow_window, SLOW_CELLS)
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def ask(self, *, now: Micros) -> Ruling:
+        """Whether a call may go. A granted probe must end in `succeeded`, `failed` or `aborted`."""
+        if self.state is State.CLOSED:
+            return Allow()
+        if self.state in (State.OPEN, State.SHUT):
+            if now < self.until:
+                return self._trip()
+            self._become(State.HALF_OPEN, until=0, reason=self.reason)
+            self._good_probes = 0
+        if self._probe and now < self._probe_ends:
+            return Trip(
+                until=self._probe_ends,
+                reason=f"{self.reason}; a probe is under way",
+                because=self._rules.because,
+                sick=self.sick,
+            )
+        self._seq += 1
+        self._probe = self._seq
+        self._probe_ends = now + self._rules.probe_lease
+        return Allow(probe=self._probe)
+
+    def peek(self, *, now: Micros) -> Ruling:
+        """As `ask`, but nothing is granted: for the ladder and for status."""
+        if self.state is State.CLOSED:
+            return Allow()
+        if self.state in (State.OPEN, State.SHUT) and now < self.until:
+            return self._trip()
+        if self._probe and now < self._probe_ends:
+            return Trip(
+                until=self._probe_ends,
+                reason=self.reason,
+                because=self._rules.because,
+                sick=self.sick,
+            )
+        return Allow()
+
+    def _trip(self) -> Trip:
+        return Trip(
+            until=self.until, reason=self.reason, because=self._rules.because, sick=self.sick
+        )
+
+    # --- telling ---------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        """A 2xx head arrived: enough to end a run of identical quota refusals."""
+        self._quota_run = 0
+        self._quota = ""
+
+    def succeeded(self, *, now: Micros, probe: int = 0) -> bool:
+        """A 2xx reached its terminal event. Whether the breaker closed by it."""
+        self.started()
+        self._fast.add(good=True, now=now)
+        self._slow.add(good=True, now=now)
+        self._row = 0
+        if self.state is not State.HALF_OPEN or not probe or probe != self._probe:
+            return False
+        self._probe = 0
+        self._good_probes += 1
+        if self._good_probes < self._rules.probes:
+            return False
+        self._delay = 0
+        self._fast.clear()
+        self._slow.clear()
+        self._become(State.CLOSED, until=0, reason="")
+        return True
+
+    def failed(
+        self, *, now: Micros, rng: Rng, reason: str, hint: Micros | None = None, probe: int = 0
+    ) -> bool:
+        """A fault or a capacity refusal. Whether the breaker opened by it.
+
+        Args:
+            now: The instant.
+            rng: Draws the time it stays open.
+            reason: For status and for the refusal's text; no secret.
+            hint: The provider's own word to wait, or None.
+            probe: The probe this call was, 0 for none.
+        """
+        self._fast.add(good=False, now=now)
+        self._slow.add(good=False, now=now)
+        if self._row == 0 or now - self._row_since > self._rules.in_a_row_within:
+            self._row, self._row_since = 0, now
+        self._row += 1
+        if self.state in (State.OPEN, State.SHUT):
+            if hint is not None and self.state is State.OPEN:
+                self.until = max(self.until, now + min(hint, self._rules.cap))
+            return False
+        if self.state is State.HALF_OPEN:
+            if not probe or probe != self._probe:
+                return False
+            return self._open(now=now, rng=rng, reason=reason, hint=hint)
+        rules = self._rules
+        tripped = (
+            self._row >= rules.in_a_row
+            or self._fast.trips(volume=rules.fast_volume, ratio_ppm=rules.fast_ratio_ppm, now=now)
+            or self._slow.trips(volume=rules.slow_volume, ratio_ppm=rules.slow_ratio_ppm, now=now)
+        )
+        return tripped and self._open(now=now, rng=rng, reason=reason, hint=hint)
+
+    def refused_for_quota(self, *, key: str, blocked_until: Micros, probe: int = 0) -> bool:
+        """A quota refusal: not a failure, but identical ones in a row start the ladder."""
+        if self.state is State.HALF_OPEN and probe and probe == self._probe:
+            self.aborted(probe=probe)
+        if self.state is not State.CLOSED:
+            return False
+        self._quota_run = self._quota_run + 1 if key == self._quota else 1
+        self._quota = key
+        if self._quota_run < self._rules.identical_quota:
+            return False
+        self._probe = 0
+        self.sick = False
+        self._become(State.OPEN, until=blocked_until, reason=f"quota: {key}")
+        return True
+
+    def shut(self, *, until: Micros | None, reason: str) -> None:
+        """A period, the money or the last credential is spent: nothing to probe before then."""
+        wanted = FOREVER if until is None else until
+        if self.state is State.SHUT:
+            self.until = max(self.until, wanted)
+            return
+        self._probe = 0
+        self.sick = False
+        self._become(State.SHUT, until=wanted, reason=reason)
+
+    def aborted(self, *, probe: int) -> None:
+        """The probe ended without a verdict (client gone, caller's fault): its place is free."""
+        if probe and probe == self._probe:
+            self._probe = 0
+
+    def told(self, state: State, *, until: Micros, reason: str) -> None:
+        """An operator, or the fleet, says so."""
+        self._probe = 0
+        self._good_probes = 0
+        self._become(state, until=until, reason=reason)
+        if state is State.CLOSED:
+            self._delay = 0
+            self._row = 0
+            self.started()
+            self._fast.clear()
+            self._slow.clear()
+
+    def _open(self, *, now: Micros, rng: Rng, reason: str, hint: Micros | None) -> bool:
+        rules = self._rules
+        previous = max(self._delay, rules.base)
+        self._delay = min(rules.cap, round(rng.uniform(rules.base, 3 * previous)))
+        self._probe = 0
+        self.sick = True
+        wait = max(self._delay, min(hint or 0, rules.cap))
+        self._become(State.OPEN, until=now + wait, reason=reason)
+        return True
+
+    def _become(self, state: State, *, until: Micros, reason: str) -> None:
+        self.state, self.until, self.reason = state, until, reason
+        self.version += 1

@@ -1,0 +1,1 @@
+"""Virtual-time simulation around the production decisions."""

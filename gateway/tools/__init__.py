@@ -1,0 +1,1 @@
+"""The tool plane (MCP); comes with its own issue."""

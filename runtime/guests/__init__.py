@@ -1,0 +1,1 @@
+"""Interpreters and their recipes."""

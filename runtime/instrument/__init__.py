@@ -1,0 +1,1 @@
+"""Preparing modules so that they can be suspended."""

@@ -1,0 +1,1 @@
+"""The four memory tiers of an agent."""

@@ -1,0 +1,1 @@
+"""Backends of the task store behind one protocol."""

@@ -1,0 +1,46 @@
+"""Retries allowed per success (`admission.md` §12): what keeps retries from multiplying an outage.
+
+Source: retry budgets of Finagle and linkerd2-proxy (`retry/budget.rs`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.units import MICRO, Micros
+
+if TYPE_CHECKING:
+    from gateway.resilience.backoff import BackoffRules
+
+
+class RetryBudget:
+    """A balance in millionths of a retry: successes and time deposit, retries withdraw."""
+
+    __slots__ = ("_at", "_balance", "_rules")
+
+    def __init__(self, rules: BackoffRules, *, now: Micros) -> None:
+        self._rules = rules
+        self._at = now
+        self._balance = min(rules.budget_max, 10) * MICRO
+
+    @property
+    def balance(self) -> int:
+        """Whole retries that could be taken now, before refill."""
+        return self._balance // MICRO
+
+    def _add(self, amount: int) -> None:
+        self._balance = min(self._rules.budget_max * MICRO, self._balance + amount)
+
+    def succeeded(self) -> None:
+        """A call ended well: it earns a fraction of a retry."""
+        self._add(self._rules.budget_ratio_ppm)
+
+    def take(self, *, now: Micros) -> bool:
+        """Whether one retry may be made; if so it is taken."""
+        elapsed = max(0, now - self._at)
+        self._at = max(self._at, now)
+        self._add(min(elapsed, 3_600 * MICRO) * self._rules.budget_min_per_second)
+        if self._balance < MICRO:
+            return False
+        self._balance -= MICRO
+        return True
