@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gateway.snapshot import AgentRule, Deployment, Model, Snapshot, Tier
 
 __all__ = [
-    "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList", "Layer",
+    "Bytes", "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList",
+    "Kind", "Layer",
     "Part", "PartKind", "Principal", "Reply", "Service", "Source", "Usage", "VerdictNote",
 ]  # fmt: skip
 
@@ -167,24 +168,29 @@ class Call:
 
     Attributes, with their writer:
         id, dialect, family, client, method, path, target, headers, body, coding, snapshot,
-            received, peer (edge): `target` is path and query exactly as sent; `headers` are the client's;
-            `body` is the raw body as sent, b"" while `upload` streams one; `coding` its encoding.
+            received, peer (edge): `target` is path and query exactly as sent; `headers` are the
+            client's; `body` is the raw body as sent, b"" while `upload` streams one; `coding` its encoding.
         parsed (edge; dropped by admit before a wait): decoded JSON, or None.
         fields (edge): what policy needs of the body; None on routes that are not parsed.
         principal, session, tier, deadline (identify): `deadline` is an instant of `clock.now()`.
         model, deployment, estimate (estimate, then downgrade): the rung now tried.
         attempt (retry): 1 on the first.
-        queue_us, reserved, permits (admit): micros waited in all, tokens reserved.
-        upstream_status, first_byte, usage, end (dispatch, settle).
+        rungs_left (downgrade): rungs not yet tried, so that inner layers know whether to wait.
+        queue_us, reserved, tags (admit): micros waited in all, tokens reserved, places held by pool.
+        sent (dispatch): the first request byte was handed to the transport in this attempt.
+        upstream_status, first_byte, credential (dispatch): of the last attempt; `first_byte` is an
+            instant.
+        usage, end (settle): what it cost in the end, and how it ended.
         notes (everybody): the chain of verdicts.
         extra_headers (everybody): `tidegate-*` headers of the answer.
     """
 
     __slots__ = (
-        "attempt", "body", "client", "coding", "deadline", "deployment", "dialect", "end",
-        "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id", "method",
-        "model", "notes", "parsed", "path", "peer", "principal", "queue_us", "received",
-        "reserved", "session", "snapshot", "target", "tier", "upload", "upstream_status", "usage",
+        "attempt", "body", "client", "coding", "credential", "deadline", "deployment", "dialect",
+        "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id",
+        "method", "model", "notes", "parsed", "path", "peer", "principal", "queue_us", "received",
+        "reserved", "rungs_left", "sent", "session", "snapshot", "tags", "target", "tier",
+        "upload", "upstream_status", "usage",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - the edge states every fact of the request once
@@ -226,8 +232,12 @@ class Call:
         self.deployment: Deployment | None = None
         self.estimate: Estimate | None = None
         self.attempt = 1
+        self.rungs_left = 0
         self.queue_us: Micros = 0
         self.reserved: Tokens = 0
+        self.tags: dict[str, int] | None = None
+        self.sent = False
+        self.credential = ""
         self.upstream_status = 0
         self.first_byte: Micros = 0
         self.usage: Usage | None = None
@@ -241,6 +251,19 @@ class Call:
             if key == name:
                 return value
         return None
+
+
+class Kind(StrEnum):
+    """What an upstream's bad answer means (`admission.md` §2.3)."""
+
+    QUOTA = "quota"
+    RAMP = "ramp"
+    CAPACITY = "capacity"
+    PERIOD = "period"
+    MONEY = "money"
+    AUTH = "auth"
+    CALLER = "caller"
+    FAULT = "fault"
 
 
 class Source(Protocol):
@@ -278,18 +301,28 @@ class Reply:
     Attributes:
         status, headers: The head as the client shall see it (hop-by-hop already removed).
         source: The body.
+        kind: What a bad answer means; None where the answer is good.
+        code: The body's own error code, for breakers and logs; "" where none.
+        retry_after: The provider's word to wait, in micros from the head; None without one.
         taps: Synchronous observers of every chunk, called before it is sent; they must not raise.
         finishing: Called once, after the last chunk and before `close`, to learn whether the body
             ended well: returns bytes to send in addition (a final error event), b"" for none.
     """
 
-    __slots__ = ("_closers", "_ended", "headers", "source", "status", "taps")
+    __slots__ = (
+        "_closers", "_ended", "code", "finishing", "headers", "kind", "retry_after", "source",
+        "status", "taps",
+    )  # fmt: skip
 
     def __init__(self, *, status: int, headers: HeaderList, source: Source) -> None:
         self.status = status
         self.headers = headers
         self.source = source
+        self.kind: Kind | None = None
+        self.code = ""
+        self.retry_after: Micros | None = None
         self.taps: list[Callable[[bytes], None]] = []
+        self.finishing: list[Callable[[End], bytes]] = []
         self._closers: list[Callable[[End], None]] = []
         self._ended: End | None = None
 

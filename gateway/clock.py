@@ -2,11 +2,11 @@
 
 `now()` is in microseconds since the Unix epoch but *monotonic*: anchored to the wall clock once, at
 construction, then driven by the loop's monotonic clock, so that calendars and windows share one
-axis and a stepping wall clock moves neither. `wall()` is the true wall clock, for log lines and dates.
+axis and a stepping wall clock moves neither. `wall()` is the true wall clock, for logs and dates.
 
 Two kinds of timers exist. `deadlines` is a heap with a granularity of 50 ms behind ONE loop timer:
-it serves every deadline and keep-alive of every call (`performance.md` §8.4). `alarm` is precise and
-meant for admission, one per pool. Nothing else in the gateway may call `call_later` or `call_at`.
+it serves every deadline and keep-alive of every call (`performance.md` §8.4). `alarm` is precise, one
+per pool, for admission. Nothing else in the gateway may call `call_later` or `call_at`.
 """
 
 from __future__ import annotations
@@ -131,6 +131,50 @@ class Deadlines:
         # A callback may have armed the timer already, and may have compacted the heap.
         if self._handle is None and self._heap:
             self._arm()
+
+
+class Expiry:
+    """`with Expiry(clock, delay):` raises TimeoutError where the block awaits longer than `delay`.
+
+    The reason is recorded before the task is cancelled, so that a deadline never looks like a client
+    hanging up. Coarse, like everything on `Deadlines`. Must be used inside a task.
+    """
+
+    __slots__ = ("_clock", "_delay", "_fired", "_task", "_timer")
+
+    def __init__(self, clock: Clock, delay: Micros) -> None:
+        self._clock = clock
+        self._delay = delay
+        self._fired = False
+        self._timer: Timer | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    def __enter__(self) -> Expiry:
+        """Arm the deadline."""
+        self._task = asyncio.current_task()
+        self._timer = self._clock.after(self._delay, self._fire)
+        return self
+
+    def _fire(self) -> None:
+        self._fired = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Disarm; turn our own cancellation, and only ours, into TimeoutError."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._fired or self._task is None:
+            return
+        # Somebody else may have cancelled as well: then the task stays cancelled.
+        if (
+            self._task.uncancel() == 0
+            and kind is not None
+            and issubclass(kind, asyncio.CancelledError)
+        ):
+            raise TimeoutError from error
 
 
 class LoopClock:

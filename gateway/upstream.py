@@ -46,6 +46,10 @@ class Incoming(Protocol):
         """Body bytes exactly as they arrive (content coding untouched). Raises TransportFault."""
         ...
 
+    def abort(self, kind: str) -> None:
+        """The connection is closed now; a pending or later read raises TransportFault(kind)."""
+        ...
+
     async def close(self, *, reuse: bool) -> None:
         """The connection is back in its pool (body fully read and `reuse`) or closed. Callable twice."""
         ...
