@@ -6,12 +6,14 @@ Secrets live in `Secret`, whose `repr` and `str` are `***`.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from gateway.admission.core import PoolSpec
-from gateway.admission.profiles import Accounting
+from gateway.admission.profiles import Accounting, Profile
 from gateway.resilience.backoff import BackoffRules
 from gateway.resilience.breaker import BreakerRules
 from gateway.resilience.loops import LoopRules
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accounting", "AgentRule", "ApiKey", "BackoffRules", "BreakerRules", "Credential", "Deployment",
-    "EdgeRules", "JwtIssuer", "KeyPattern", "LogRules", "LoopRules", "Mode", "Model",
+    "EdgeRules", "JwtIssuer", "KeyPattern", "Listeners", "LogRules", "LoopRules", "Mode", "Model",
     "ModelPattern",
     "Place", "PoolSpec", "Price", "Provider", "Secret", "Snapshot", "Tier", "Timeouts",
 ]  # fmt: skip
@@ -48,6 +50,37 @@ class Secret:
     def __str__(self) -> str:
         """Never the value."""
         return "***"
+
+
+def hash_key(salt: bytes, key: str) -> bytes:
+    """SHA-256 of salt and key: what is stored instead of a key.
+
+    Keys are machine-made with at least 128 bits of chance, so a slow password hash would only cost
+    time on every call.
+    """
+    return hashlib.sha256(salt + key.encode("utf-8", "surrogatepass")).digest()
+
+
+def stored_key(salt: bytes, digest: bytes) -> str:
+    """The written form of a stored key, `sha256:<salt hex>:<digest hex>`."""
+    return f"sha256:{salt.hex()}:{digest.hex()}"
+
+
+def parse_stored_key(text: str) -> tuple[bytes, bytes]:
+    """Salt and digest of that form.
+
+    Raises:
+        ValueError: It has another form; the text itself is not repeated, it could be a key.
+    """
+    scheme, _, rest = text.strip().partition(":")
+    salt_hex, colon, digest_hex = rest.partition(":")
+    try:
+        salt, digest = bytes.fromhex(salt_hex), bytes.fromhex(digest_hex)
+    except ValueError:
+        salt, digest = b"", b""
+    if scheme != "sha256" or not colon or not salt or len(digest) != 32:
+        raise ValueError("a stored key has the form sha256:<salt in hex>:<64 hex digits>")
+    return salt, digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +131,8 @@ class Provider:
         supports_idempotency: Whether `Idempotency-Key` is passed on.
         count_tokens: "relay", "local": who answers `count_tokens`.
         passthrough: Path patterns (fnmatch on the path without query) relayed without parsing.
+        passthrough_pools: Quotas that relayed paths spend (requests only); may be empty.
+        count_tokens_pools: Quotas of the token-counting endpoint; may be empty.
         on_disconnect: "close" or "drain".
     """
 
@@ -115,6 +150,8 @@ class Provider:
     supports_idempotency: bool = False
     count_tokens: str = "relay"
     passthrough: tuple[str, ...] = ()
+    passthrough_pools: tuple[PoolSpec, ...] = ()
+    count_tokens_pools: tuple[PoolSpec, ...] = ()
     on_disconnect: str = "close"
     because: RuleId = ""
 
@@ -141,10 +178,12 @@ class Deployment:
         max_output: Model's own output maximum.
         capabilities: What the rung can do: tools, parallel_tools, vision, audio, pdf, json_schema,
             streaming, thinking.
+        model: Public name this rung belongs to; differs from the model asked for on a downgrade.
     """
 
     id: str
     provider: Provider
+    model: str = ""
     upstream_model: str | None = None
     pools: tuple[PoolSpec, ...] = ()
     accounting: Accounting = Accounting()
@@ -199,6 +238,12 @@ class AgentRule:
         pools: Its own limits and budgets, budgets first; names hold "{id}" for pattern agents.
         tenant_pools: The tenant's limits and budgets, budgets first.
         max_wait: Own longest wait; None means the tier's.
+        accounting: How `pools` charge tokens; budgets included.
+        own_wait: Longest wait in `pools`; None: as long as the call may wait.
+        tenant_accounting, tenant_wait: The same for `tenant_pools`.
+        match: JWT agents: (claim path, fnmatch pattern), all of which must fit.
+        many: The rule covers many agents: each is named by its key or claim, which also replaces
+            "{id}" in the names of `pools`. False: the agent's name is `id`.
     """
 
     id: str
@@ -213,6 +258,12 @@ class AgentRule:
     tenant_pools: tuple[PoolSpec, ...] = ()
     max_wait: Micros | None = None
     loopback_only: bool = False
+    accounting: Accounting = Accounting(profile=Profile.RESERVE_SETTLE)
+    own_wait: Micros | None = None
+    tenant_accounting: Accounting = Accounting(profile=Profile.RESERVE_SETTLE)
+    tenant_wait: Micros | None = None
+    match: tuple[tuple[str, str], ...] = ()
+    many: bool = False
     because: RuleId = ""
 
 
@@ -255,6 +306,14 @@ class JwtIssuer:
     agents: tuple[AgentRule, ...] = ()
     spiffe: bool = False
     because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Where policy wants the process to listen, read at start; None leaves it to the settings."""
+
+    data: tuple[str, int] | None = None
+    admin: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +370,43 @@ class Snapshot:
     logs: LogRules = LogRules()
     tokenizer: str = "preferred"
     places: Mapping[RuleId, Place] = field(default_factory=dict)
+    listeners: Listeners = Listeners()
+    agents: Mapping[str, AgentRule] = field(default_factory=dict)
     _made: dict[str, Model] = field(default_factory=dict)
+    _by_id: dict[str, list[ApiKey]] = field(default_factory=dict, init=False)
+    _by_salt: dict[bytes, dict[bytes, ApiKey]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """The indexes of `find_key` are built."""
+        for key in self.keys:
+            self._by_id.setdefault(key.id, []).append(key)
+            self._by_salt.setdefault(key.salt, {})[key.digest] = key
+
+    def find_key(self, presented: str) -> ApiKey | None:
+        """The stored key this credential is, expired ones included; None if there is none.
+
+        `tg_<id>_<secret>` costs one hash. Any other text costs one per distinct salt: keys that
+        policy holds in plain share one, so only foreign keys stored as hashes add to it.
+        """
+        raw = presented.encode("utf-8", "surrogatepass")
+        if presented.startswith("tg_"):
+            for key in self._by_id.get(presented[3:].partition("_")[0], ()):
+                if sha256(key.salt + raw).digest() == key.digest:
+                    return key
+        for salt, stored in self._by_salt.items():
+            found = stored.get(sha256(salt + raw).digest())
+            if found is not None:
+                return found
+        return None
+
+    def place(self, rule: RuleId) -> Place | None:
+        """Where the rule stands in the files; a default stands where its written parent does."""
+        while rule:
+            place = self.places.get(rule)
+            if place is not None:
+                return place
+            rule = rule.rpartition(".")[0]
+        return None
 
     def model(self, name: str) -> Model | None:
         """The model of this public name: exact names first, then patterns in order."""
