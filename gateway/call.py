@@ -130,6 +130,8 @@ class Principal:
             tenant.
         actors: RFC 8693 `act` chain, outermost first.
         expires: Wall-clock seconds; 0 never.
+        session, workflow: From mapped claims of the credential; "" where it names none. They win
+            over hints in headers and body.
     """
 
     id: str
@@ -139,6 +141,8 @@ class Principal:
     pools: tuple[Any, ...] = ()
     actors: tuple[str, ...] = ()
     expires: float = 0.0
+    session: str = ""
+    workflow: str = ""
 
 
 @dataclass(frozen=True, slots=True)

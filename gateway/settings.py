@@ -41,6 +41,13 @@ def user_dir(environ: dict[str, str], variable: str, fallback: str) -> Path:
     return Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / fallback
 
 
+def vocabulary_dir(environ: dict[str, str]) -> Path:
+    """Where the tokenizer's files are: the one rule, for this process and for set-up."""
+    named = environ.get("TIKTOKEN_CACHE_DIR") or environ.get("TIDEGATE_VOCABULARY_DIR")
+    cache = user_dir(environ, "XDG_CACHE_HOME", ".cache") / "tidegate" / "vocabulary"
+    return Path(named) if named else cache
+
+
 def from_environment(environ: dict[str, str] | None = None) -> Settings:
     """The settings of this process.
 
@@ -60,8 +67,6 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
     policy = env.get("TIDEGATE_POLICY", "")
     state = env.get("TIDEGATE_STATE_DIR", "")
     secret = env.get("TIDEGATE_SECRET_FILE", "")
-    vocabulary = env.get("TIKTOKEN_CACHE_DIR") or env.get("TIDEGATE_VOCABULARY_DIR") or ""
-    cache = user_dir(env, "XDG_CACHE_HOME", ".cache") / "tidegate" / "vocabulary"
     return Settings(
         policy=Path(policy) if policy else None,
         host=env.get("TIDEGATE_HOST", "127.0.0.1"),
@@ -73,7 +78,7 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
         else user_dir(env, "XDG_STATE_HOME", ".local/state") / "tidegate",
         secret_file=Path(secret) if secret else None,
         redis_url=env.get("TIDEGATE_REDIS_URL", ""),
-        vocabulary_dir=Path(vocabulary) if vocabulary else cache,
+        vocabulary_dir=vocabulary_dir(env),
         log_level=env.get("TIDEGATE_LOG_LEVEL", ""),
         environment=env,
     )
