@@ -309,13 +309,14 @@ class Reply:
         code: The body's own error code, for breakers and logs; "" where none.
         retry_after: The provider's word to wait, in micros from the head; None without one.
         taps: Synchronous observers of every chunk, called before it is sent; they must not raise.
+        terminal: Settle saw the body's terminal mark: a cut after it is no failure.
         finishing: Called once, after the last chunk and before `close`, to learn whether the body
             ended well: returns bytes to send in addition (a final error event), b"" for none.
     """
 
     __slots__ = (
         "_closers", "_ended", "code", "finishing", "headers", "kind", "retry_after", "source",
-        "status", "taps",
+        "status", "taps", "terminal",
     )  # fmt: skip
 
     def __init__(self, *, status: int, headers: HeaderList, source: Source) -> None:
@@ -325,6 +326,7 @@ class Reply:
         self.kind: Kind | None = None
         self.code = ""
         self.retry_after: Micros | None = None
+        self.terminal = False
         self.taps: list[Callable[[bytes], None]] = []
         self.finishing: list[Callable[[End], bytes]] = []
         self._closers: list[Callable[[End], None]] = []
