@@ -1,14 +1,29 @@
-"""Pure pool: levels, logs, queue, grants (`admission.md` §3 and §4). Values first, then the core."""
+"""Pure pool: levels, logs, queue, grants (`admission.md` §3, §4). Values first, then the core."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 from gateway.units import MINUTE, Micros, Mode, RuleId, Tokens
 
+__all__ = [
+    "LANES", "Admit", "Ask", "Dimension", "Late", "Mode", "Never", "Outcome", "PoolSpec", "Shed",
+    "Verdict",
+]  # fmt: skip
+
 LANES = 4
 """Lane 0 carries T0 task calls; lanes 1 to 3 are the QoS tiers."""
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, as far as the meter cares."""
+
+    SERVED = "served"
+    QUOTA = "quota"
+    RAMP = "ramp"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +66,7 @@ class PoolSpec:
         dead: A gateway silent for so long loses its waiters and unfetched grants.
         max_grants: K, grants per tick.
         max_waiting: Waiters at most.
-        queue: False: what does not fit now is refused at once (budgets, own limits with max_wait 0).
+        queue: False: what does not fit now is refused at once (budgets, limits with max_wait 0).
         mode: enforce, shadow (grant all, count would-waits), off.
         because: Policy path of the pool.
         concurrency_because: Policy path of the concurrency limit.

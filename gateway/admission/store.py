@@ -1,15 +1,16 @@
 """PoolStore: what the layers may ask of admission. Embedded (`local.py`) and shared (`fleet.py`).
 
-The embedded store ships and is the default; the shared one holds the same promises across processes.
-All methods but `acquire`'s wait are synchronous: a settlement goes into the store's outbox at once,
-so that no cancellation can come between the end of a body and its settlement.
+The embedded store ships and is the default; the shared one holds the same promises across
+processes. All methods but `acquire`'s wait are synchronous: a settlement goes into the store's
+outbox at once, so that no cancellation can come between the end of a body and its settlement.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
+
+from gateway.admission.core import Outcome
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -17,14 +18,7 @@ if TYPE_CHECKING:
     from gateway.admission.core import Ask, PoolSpec, Verdict
     from gateway.units import Micros
 
-
-class Outcome(StrEnum):
-    """How an attempt ended, as far as the meter cares."""
-
-    SERVED = "served"
-    QUOTA = "quota"
-    RAMP = "ramp"
-    FAILED = "failed"
+__all__ = ["DimensionView", "LaneView", "Outcome", "PoolStore", "PoolView"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +31,18 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimensionView:
-    """One dimension of a pool, for status; amounts in micro-units."""
+    """One dimension of a pool, for status; amounts in micro-units.
+
+    Attributes:
+        name: Unit; two dimensions of one pool may share it and differ in `window`.
+        limit: Per window.
+        level: What stands in the bucket, or was spent of a calendar budget.
+        used: Sum of the sliding log; equals `level` where there is none.
+        foreign: Estimated use by others.
+        window: Micros; nominal for calendar dimensions.
+        calendar: "", "day" or "month".
+        resets_in: Micros until everything now counted is forgotten.
+    """
 
     name: str
     limit: int
@@ -45,6 +50,9 @@ class DimensionView:
     used: int
     foreign: int
     because: str = ""
+    window: Micros = 0
+    calendar: str = ""
+    resets_in: Micros = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
