@@ -182,6 +182,7 @@ class Call:
         rungs_left (downgrade): rungs not yet tried, so that inner layers know whether to wait.
         queue_us, reserved, tags (admit): micros waited in all, tokens reserved, places held by pool.
         sent (dispatch): the first request byte was handed to the transport in this attempt.
+        usage_injected (dispatch): `stream_options.include_usage` was added in the client's stead.
         upstream_status, first_byte, credential (dispatch): of the last attempt; `first_byte` is an
             instant.
         usage, end (settle): what it cost in the end, and how it ended.
@@ -194,7 +195,7 @@ class Call:
         "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id",
         "method", "model", "notes", "parsed", "path", "peer", "principal", "queue_us", "received",
         "reserved", "rungs_left", "sent", "session", "snapshot", "tags", "target", "tier",
-        "upload", "upstream_status", "usage",
+        "upload", "upstream_status", "usage", "usage_injected",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - the edge states every fact of the request once
@@ -243,6 +244,7 @@ class Call:
         self.sent = False
         self.credential = ""
         self.upstream_status = 0
+        self.usage_injected = False
         self.first_byte: Micros = 0
         self.usage: Usage | None = None
         self.end: End | None = None
