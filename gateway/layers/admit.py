@@ -1,0 +1,326 @@
+"""Ordered waiting; a permit until the body closes (`admission.md` §4, §9, §10).
+
+Two layers of one mechanism. `admit_caller` takes the caller's own limits once per call, budgets first,
+then agent, then tenant; it stands outside downgrade and retry, because what a caller may use does not
+depend on how often we try. `admit` takes the provider's pools once per attempt, the organization's
+last, because a provider grant must be sent at once. A later refusal gives the earlier grants back in
+full; every grant ends in exactly one settlement or cancellation, whatever is raised.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from gateway.admission.core import Admit, Ask, Late, Never, PoolSpec, Shed, Verdict
+from gateway.admission.places import Tickets
+from gateway.admission.profiles import Accounting, Profile, Usage, reserve, settle
+from gateway.admission.store import Outcome, PoolStore
+from gateway.call import Call, End, Kind, Layer, Principal, Reply, Service, VerdictNote
+from gateway.errors import BudgetSpent, DeadlinePassed, GatewayError, NeverFits, QueueFull
+from gateway.units import MICRO, Micros
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.admission.profiles import Estimate
+    from gateway.clock import Clock, Timer
+
+OWN = Accounting(profile=Profile.RESERVE_SETTLE, cached_input_counts=False)
+"""How a caller's own limits are charged: up front, corrected to the reported usage at the end."""
+
+DIGESTED = 4096
+"""Bytes of a body's head and tail that name a kept place: resending clients send the same bytes, and a
+collision only costs its own principal a place in line."""
+REFUSALS = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
+UNIT = {"money": "micro-dollars", "requests": "requests", "tokens": "tokens"}
+
+
+class Admission:
+    """What both layers need, with the choices that policy leaves to the process.
+
+    Attributes:
+        store: Where the pools are.
+        clock: For deadlines and lease renewals.
+        tickets: Keeps places across refusals; None keeps none.
+        on_wait: Called with pool, tier and micros waited, for metrics.
+    """
+
+    __slots__ = ("clock", "on_wait", "store", "tickets")
+
+    def __init__(
+        self,
+        store: PoolStore,
+        clock: Clock,
+        *,
+        tickets: Tickets | None = None,
+        on_wait: Callable[[str, int, Micros], None] | None = None,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.tickets = tickets
+        self.on_wait = on_wait
+
+
+class Grants:
+    """The permits of one attempt, given back together and exactly once."""
+
+    __slots__ = ("_accounting", "_admission", "_call", "_ended", "_held", "_rid", "_timer")
+
+    def __init__(self, admission: Admission, call: Call, rid: str, accounting: Accounting) -> None:
+        self._admission = admission
+        self._call = call
+        self._rid = rid
+        self._accounting = accounting
+        self._held: list[tuple[PoolSpec, tuple[int, ...]]] = []
+        self._ended = False
+        self._timer: Timer | None = None
+
+    async def take(self, specs: tuple[PoolSpec, ...], estimate: Estimate) -> None:
+        """All pools grant, in order, or the refusal of the first that does not is raised."""
+        try:
+            for spec in specs:
+                await self._take_one(spec, estimate)
+        except BaseException:
+            self.cancel()
+            raise
+        if self._held:
+            self._renew_later()
+
+    async def _take_one(self, spec: PoolSpec, estimate: Estimate) -> None:
+        call, admission = self._call, self._admission
+        store, clock = admission.store, admission.clock
+        cost = reserve(self._accounting, estimate, spec)
+        principal, tier = call.principal, call.tier
+        assert principal is not None  # noqa: S101 - identify ran
+        assert tier is not None  # noqa: S101 - identify ran
+        rule = principal.rule
+        now = clock.now()
+        ask = Ask(
+            rid=self._rid,
+            lane=tier.number,
+            tenant=principal.tenant if rule.fair_by == "tenant" else principal.agent,
+            weight=rule.weight,
+            deadline_in=max(0, call.deadline - now),
+            cost=cost,
+            tag=self._tag(spec, principal, tier.number, now),
+            place_key=self._place_key(principal) if spec.queue else None,
+        )
+        outcome = store.acquire(spec, ask)
+        if isinstance(outcome, Future):
+            call.parsed = None  # a parsed copy weighs more than the body; whoever needs it re-reads
+            outcome = await outcome
+            waited = clock.now() - now
+            call.queue_us += waited
+            if admission.on_wait is not None:
+                admission.on_wait(spec.name, tier.number, waited)
+            note = VerdictNote("admit", "waited", spec.because, now, f"{waited // 1000} ms")
+            call.notes.append(note)
+        elif admission.on_wait is not None:
+            admission.on_wait(spec.name, tier.number, 0)
+        if not isinstance(outcome, Admit):
+            raise self._refusal(spec, outcome, cost, now)
+        self._held.append((spec, cost))
+        if spec.queue:
+            if call.tags is None:
+                call.tags = {}
+            call.tags[spec.name] = outcome.tag
+
+    def _tag(self, spec: PoolSpec, principal: Principal, lane: int, now: Micros) -> int | None:
+        call = self._call
+        if call.tags is not None:
+            tag = call.tags.get(spec.name)
+            if tag is not None:
+                return tag
+        tickets = self._admission.tickets
+        ticket = call.header(b"tidegate-place") if tickets is not None else None
+        if tickets is None or ticket is None:
+            return None
+        return tickets.redeem(ticket, pool=spec.name, principal=principal.id, lane=lane, now=now)
+
+    def _place_key(self, principal: Principal) -> str | None:
+        """Key of a place kept for clients that resend the same bytes but never echo a ticket."""
+        body = self._call.body
+        if not body:
+            return None
+        if len(body) > 2 * DIGESTED:
+            body = body[:DIGESTED] + body[-DIGESTED:] + str(len(body)).encode()
+        return blake2b(body, digest_size=12, key=principal.id.encode()[:64]).hexdigest()
+
+    def _refusal(
+        self, spec: PoolSpec, verdict: Verdict, cost: tuple[int, ...], now: Micros
+    ) -> GatewayError:
+        call = self._call
+        if isinstance(verdict, Never):
+            call.notes.append(VerdictNote("admit", "never", verdict.because, now, spec.name))
+            unit = UNIT.get(verdict.dimension, f"{verdict.dimension} tokens")
+            return NeverFits(
+                f"This call needs {verdict.cost // MICRO} {unit}, {spec.name} admits at most "
+                f"{verdict.ceiling // MICRO} at once (rule {verdict.because}). "
+                "It can never fit; make it smaller.",
+                because=verdict.because,
+            )
+        assert isinstance(verdict, Shed | Late)  # noqa: S101 - Admit was handled by the caller
+        eta = verdict.eta
+        name = "late" if isinstance(verdict, Late) else "shed"
+        note = VerdictNote("admit", name, verdict.because, now, f"eta {eta // 1000} ms")
+        call.notes.append(note)
+        because = verdict.because or spec.because
+        if any(dimension.calendar for dimension in spec.dimensions) and not spec.queue:
+            return BudgetSpent(
+                f"The budget {because} is used up; it starts anew in {_span(eta)}.",
+                because=because,
+            )
+        wait = self._come_back(eta)
+        place = self._keep_place(spec, verdict, wait)
+        if isinstance(verdict, Late):
+            return DeadlinePassed(
+                f"The call waited {_span(call.queue_us)} for {spec.name} (rule {because}) and its "
+                f"deadline came; about {_span(eta)} of work is still ahead of it.",
+                because=because, retry_after=wait, place=place,
+            )  # fmt: skip
+        what = "its queue is full" if verdict.full else f"the wait would be {_span(eta)}"
+        return QueueFull(
+            f"{spec.name} (rule {because}) cannot serve this call before its deadline: {what}.",
+            because=because, retry_after=wait, place=place,
+        )  # fmt: skip
+
+    def _come_back(self, eta: Micros) -> Micros | None:
+        """ETA minus half of what the call may wait; None (hard) where that is above a minute."""
+        patience = max(0, self._call.deadline - self._call.received)
+        wait = max(MICRO, eta - patience // 2)
+        return None if wait > 60 * MICRO else wait
+
+    def _keep_place(self, spec: PoolSpec, verdict: Shed | Late, wait: Micros | None) -> str | None:
+        call, tickets = self._call, self._admission.tickets
+        principal, tier = call.principal, call.tier
+        if tickets is None or wait is None or not spec.queue or principal is None or tier is None:
+            return None
+        return tickets.issue(
+            pool=spec.name,
+            principal=principal.id,
+            lane=tier.number,
+            tag=verdict.tag,
+            expires=self._admission.clock.now() + wait + 120 * MICRO,
+        )
+
+    # --- giving back -----------------------------------------------------------------------------
+
+    def _renew_later(self) -> None:
+        lease = min(spec.lease for spec, _ in self._held)
+        self._timer = self._admission.clock.after(lease // 3, self._renew)
+
+    def _renew(self) -> None:
+        if self._ended:
+            return
+        for spec, _ in self._held:
+            self._admission.store.renew(spec.name, self._rid)
+        self._renew_later()
+
+    def _end(self) -> bool:
+        if self._ended:
+            return False
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        return True
+
+    def cancel(self) -> None:
+        """Nothing was sent: everything comes back, requests included."""
+        if self._end():
+            for spec, _ in reversed(self._held):
+                self._admission.store.cancel(spec.name, self._rid)
+
+    def settle(self, outcome: Outcome, usage: Usage | None, retry_after: Micros | None) -> None:
+        """Sent: the meter holds what it cost; None of usage leaves the reservation standing."""
+        if not self._end():
+            return
+        for spec, cost in self._held:
+            actual = settle(self._accounting, usage, cost, spec, outcome)
+            self._admission.store.settle(
+                spec.name, self._rid, outcome=outcome, actual=actual, retry_after=retry_after or 0
+            )
+
+
+def _span(micros: Micros) -> str:
+    seconds = -(-micros // MICRO)
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7_200 else f"{seconds // 3_600} h"
+
+
+def admit(admission: Admission) -> Layer:
+    """The layer of the provider's pools: one set of grants per attempt."""
+
+    def layer(inner: Service) -> Service:
+        async def serve(call: Call) -> Reply:
+            deployment, estimate = call.deployment, call.estimate
+            if deployment is None or estimate is None or not deployment.pools:
+                return await inner(call)
+            rid = f"{call.id}.{call.attempt}"
+            grants = Grants(admission, call, rid, deployment.accounting)
+            await grants.take(deployment.pools, estimate)
+            call.reserved = estimate.input + estimate.output
+            call.sent = False
+            try:
+                reply = await inner(call)
+            except BaseException:
+                if call.sent:
+                    grants.settle(Outcome.FAILED, None, None)
+                else:
+                    grants.cancel()
+                raise
+
+            def closed(end: End) -> None:
+                outcome = REFUSALS.get(reply.kind) if reply.kind is not None else None
+                if outcome is None:
+                    bad = reply.kind is not None or end in (End.FAILED, End.CUT, End.STALLED)
+                    outcome = Outcome.FAILED if bad else Outcome.SERVED
+                grants.settle(outcome, call.usage, reply.retry_after)
+
+            reply.on_close(closed)
+            return reply
+
+        return serve
+
+    return layer
+
+
+def admit_caller(admission: Admission) -> Layer:
+    """The layer of the caller's own limits and budgets: one set of grants per call."""
+
+    def layer(inner: Service) -> Service:
+        async def serve(call: Call) -> Reply:
+            principal, estimate = call.principal, call.estimate
+            if principal is None or estimate is None or not principal.pools:
+                return await inner(call)
+            grants = Grants(admission, call, call.id, OWN)
+            await grants.take(principal.pools, estimate)
+            call.reserved = estimate.input + estimate.output
+            try:
+                reply = await inner(call)
+            except BaseException:
+                # Sent and then cut off: the tenant is charged the input (admission.md §10).
+                if call.sent:
+                    usage = call.usage or Usage(input=estimate.input, output=0, estimated=True)
+                    grants.settle(Outcome.FAILED, usage, None)
+                else:
+                    grants.cancel()
+                raise
+
+            def closed(end: End) -> None:
+                if reply.kind is not None:
+                    # A refused or failed call costs its caller a request and no tokens.
+                    grants.settle(Outcome.FAILED, Usage(input=0, output=0), None)
+                else:
+                    bad = end in (End.FAILED, End.CUT, End.STALLED)
+                    outcome = Outcome.FAILED if bad else Outcome.SERVED
+                    grants.settle(outcome, call.usage, None)
+
+            reply.on_close(closed)
+            return reply
+
+        return serve
+
+    return layer

@@ -1,0 +1,134 @@
+"""Next model when the inside gives up (`admission.md` §14).
+
+Outside retry, because another model has another breaker and other pools; it re-estimates, because
+tokenizers and prices differ. It acts only before the first byte: once a reply is returned with a good
+answer, neither this layer nor retry may act again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.call import Call, End, Kind, Layer, Reply, Service, VerdictNote
+from gateway.errors import BreakerOpen, NeverFits, QueueFull, UpstreamFault
+from gateway.resilience.ladder import Rung, Wanted, unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from gateway.clock import Clock
+    from gateway.errors import GatewayError
+    from gateway.snapshot import Deployment
+
+NEXT_RUNG = frozenset({Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.QUOTA})
+"""Bad answers that another rung may serve; a caller's fault is the caller's on every rung."""
+
+
+def rung_of(deployment: Deployment) -> Rung:
+    """The deployment as the ladder sees it."""
+    return Rung(
+        id=deployment.id,
+        dialects=deployment.provider.dialects,
+        context_window=deployment.context_window,
+        max_output=deployment.max_output,
+        capabilities=deployment.capabilities,
+        provider=deployment.provider.name,
+    )
+
+
+def may_downgrade(call: Call) -> bool:
+    """Whether policy and caller allow another model at all."""
+    model = call.model
+    if model is None or len(model.deployments) < 2 or model.downgrade == "never":
+        return False
+    if call.tier is not None and not call.tier.downgrade:
+        return False
+    if call.fields is not None and call.fields.previous_response_id:
+        return False  # the response lives at the upstream that made it
+    wish = call.header(b"tidegate-downgrade")
+    return wish is None or wish.strip().lower() != b"never"
+
+
+def rungs_for(call: Call) -> list[Deployment]:
+    """Deployments able to serve this call, first choice first; the first choice is always kept."""
+    model, fields, estimate = call.model, call.fields, call.estimate
+    if model is None or fields is None or estimate is None or not may_downgrade(call):
+        return [call.deployment] if call.deployment is not None else []
+    first = model.deployments[0]
+    wanted = Wanted(
+        dialect=call.family.value,
+        input=estimate.input,
+        cap=fields.cap,
+        needs=fields.needs,
+        thinking_of=first.provider.name if fields.has_thinking else "",
+    )
+    rungs = [first]
+    for deployment in model.deployments[1:]:
+        why = unfit(rung_of(deployment), wanted)
+        if why is None:
+            rungs.append(deployment)
+        else:
+            call.notes.append(VerdictNote("downgrade", "skip", deployment.because, 0, why))
+    return rungs
+
+
+def reason_of(outcome: Reply | GatewayError) -> str:
+    """Why the rung gave up, for the header: one word."""
+    if isinstance(outcome, Reply):
+        return outcome.kind.value if outcome.kind else "ok"
+    if isinstance(outcome, BreakerOpen):
+        return "breaker_open"
+    if isinstance(outcome, NeverFits):
+        return "never_fits"
+    if isinstance(outcome, QueueFull):
+        return "saturated"
+    return outcome.code
+
+
+def downgrade(
+    *, clock: Clock, re_estimate: Callable[[Call, Deployment], Awaitable[None]]
+) -> Layer:
+    """The layer; `re_estimate` sets `call.deployment` and `call.estimate` for another rung."""
+
+    def layer(inner: Service) -> Service:
+        async def serve(call: Call) -> Reply:
+            rungs = rungs_for(call)
+            if len(rungs) < 2:
+                return await inner(call)
+            last = len(rungs) - 1
+            for place, deployment in enumerate(rungs):
+                if place:
+                    call.tags = None  # tags of different pools do not compare
+                    await re_estimate(call, deployment)
+                call.rungs_left = last - place
+                reason = ""
+                try:
+                    reply = await inner(call)
+                except (BreakerOpen, NeverFits, QueueFull, UpstreamFault) as error:
+                    if place == last:
+                        raise
+                    reason = reason_of(error)
+                else:
+                    if reply.kind not in NEXT_RUNG or place == last:
+                        if place:
+                            announce(call, deployment)
+                        return reply
+                    reason = reason_of(reply)
+                    await reply.close(End.FAILED)
+                call.notes.append(
+                    VerdictNote("downgrade", "next", deployment.because, clock.now(), reason)
+                )
+                if place == 0:
+                    call.extra_headers.append((b"tidegate-downgrade-reason", reason.encode()))
+            raise AssertionError("a ladder ends in its last rung")
+
+        return serve
+
+    return layer
+
+
+def announce(call: Call, deployment: Deployment) -> None:
+    """Which model was asked for and which one answers."""
+    asked = call.fields.model if call.fields is not None else ""
+    call.extra_headers.append((b"tidegate-model-requested", asked.encode("ascii", "replace")))
+    call.notes.append(VerdictNote("downgrade", "served", deployment.because, 0, deployment.id))

@@ -1,0 +1,93 @@
+"""Listeners: sockets bound by us, uvicorn behind them, signals and draining in one place.
+
+uvicorn is run without its own signal handling, so that a SIGTERM first drains (`protocols.md` §10:
+held requests get a soft refusal within 5 s) and only then closes the listeners.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import socket
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KEEP_ALIVE_S = 75
+"""uvicorn's default of 5 s races with pooled clients."""
+BACKLOG = 4096
+WANTED_FILES = 65_536
+
+
+class PortBusy(Exception):
+    """The address cannot be bound; the message is one clear sentence."""
+
+
+def bind(host: str, port: int, *, what: str, variable: str) -> socket.socket:
+    """A listening socket on that address; port 0 takes a free one.
+
+    Raises:
+        PortBusy: In use, not permitted or not ours; names the address and the variable to change.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        why = {
+            errno.EADDRINUSE: "is already in use",
+            errno.EACCES: "may not be used by this user",
+            errno.EADDRNOTAVAIL: "is not an address of this machine",
+        }.get(error.errno or 0, f"cannot be used ({error.strerror})")
+        text = f"The {what} {host}:{port} {why}; free it or choose another with {variable}."
+        raise PortBusy(text) from error
+    sock.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    return sock
+
+
+class Listener(uvicorn.Server):
+    """A uvicorn server that leaves signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """No signal handlers: `app.py` owns them."""
+        yield
+
+
+def listener(app: Any, *, lifespan: bool = False) -> Listener:  # noqa: ANN401, FBT001, FBT002 - ASGI
+    """A server for an ASGI app, tuned as `performance.md` §1 and §10 measure."""
+    return Listener(
+        uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="on" if lifespan else "off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=True,
+            proxy_headers=False,  # the peer decides what counts as loopback; never a header
+            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=10,
+            h11_max_incomplete_event_size=65_536,
+        )
+    )
+
+
+def raise_file_limit() -> int:
+    """The soft limit of open files raised as far as allowed; returns it. A stream takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,60 @@
+"""The import contracts hold, and the purity that contracts alone cannot express."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT, files, imports, name
+
+PURE = {
+    "__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools",
+    "graphlib", "hashlib", "heapq", "itertools", "math", "re", "struct", "types", "typing",
+}  # fmt: skip
+WIRE = PURE | {"base64", "datetime", "email.utils"}
+TRIGGERS = PURE | {"datetime"}
+VALUES = {
+    "gateway.units", "gateway.errors", "gateway.call", "gateway.snapshot", "gateway.admission.profiles",
+    "gateway.admission.core", "scheduler.units", "scheduler.errors", "runtime.errors",
+}  # fmt: skip
+
+
+def pure_files() -> list[Path]:
+    listed = [
+        *files("gateway/resilience"), *files("gateway/wire"),
+        ROOT / "gateway/admission/core.py",
+    ]  # fmt: skip
+    listed += [
+        ROOT / "scheduler" / f"{part}.py"
+        for part in ("task", "mlfq", "triggers", "merge", "dag", "saga")
+    ]
+    listed += [ROOT / "runtime/instrument" / f"{part}.py" for part in ("decode", "checks")]
+    return [path for path in listed if path.exists()]
+
+
+@pytest.mark.slow
+def test_the_import_contracts_hold():
+    program = Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run([program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", pure_files(), ids=name)
+def test_a_pure_module_imports_only_what_cannot_act(path):
+    room = name(path)
+    allowed = WIRE if room.startswith("gateway/wire") else PURE
+    if room.endswith("triggers.py"):
+        allowed = TRIGGERS
+    package = ".".join(path.relative_to(ROOT).parts[:2])
+    foreign = {
+        module
+        for module in imports(path)
+        if module not in allowed
+        and module not in VALUES
+        and not module.startswith(package)
+        and not module.startswith(("gateway.wire", "gateway.resilience", "gateway.admission"))
+    }
+    assert not foreign
