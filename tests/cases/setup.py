@@ -1,0 +1,251 @@
+"""Starts gateways with the policies of `policies/` and plays the variants that need them (FORM.md §5).
+
+Each lane is a gateway of its own: free ports, a state folder of its own, its own scripted upstream.
+The gateway is started as an operator would start it, `python -m gateway serve`, and told everything by
+TIDEGATE_* variables; nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.cases import skips
+from tests.cases.accounts import Accounts
+from tests.cases.client import Request, call
+from tests.cases.player import Lane, NoHooks, Outcome, play_all
+from tests.cases.upstream import Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+    from tests.cases.form import Variant
+
+POLICIES = Path(__file__).parent / "policies"
+ROOT = Path(__file__).parents[2]
+KEY = "tg-test"
+"""The client key without limits in every policy of `policies/`. A test's constant, no secret."""
+
+START_LIMIT = 30.0
+STOP_LIMIT = 10.0
+SCRAPE_AGE = 1.1
+
+
+class NotStarted(Exception):
+    """The gateway did not become ready; holds the end of its log."""
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def log_reader(path: Path) -> Callable[[int], tuple[str, int]]:
+    """Reads a growing log from a position; -1 is its end."""
+
+    def read(position: int) -> tuple[str, int]:
+        size = path.stat().st_size if path.exists() else 0
+        if position < 0 or not path.exists():
+            return "", size
+        with path.open("rb") as file:
+            file.seek(position)
+            return file.read().decode("utf-8", "replace"), size
+
+    return read
+
+
+@dataclass(slots=True, kw_only=True)
+class Gateway:
+    """One started process."""
+
+    process: asyncio.subprocess.Process
+    folder: Path
+    port: int
+    admin_port: int
+    policy: Path
+    environment: dict[str, str]
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of the process."""
+        return self.folder / "log"
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL if it does not listen."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP_LIMIT):
+                    await self.process.wait()
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def environment(folder: Path, policy: Path, port: int, admin: int, upstream: Upstream) -> dict[str, str]:
+    """What the gateway is told: everything it needs, and nothing of the developer's own TIDEGATE_*."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+    if "TIDEGATE_VOCABULARY_DIR" in os.environ:
+        kept["TIDEGATE_VOCABULARY_DIR"] = os.environ["TIDEGATE_VOCABULARY_DIR"]
+    return kept | {
+        "TIDEGATE_POLICY": str(policy),
+        "TIDEGATE_HOST": "127.0.0.1",
+        "TIDEGATE_PORT": str(port),
+        "TIDEGATE_ADMIN_HOST": "127.0.0.1",
+        "TIDEGATE_ADMIN_PORT": str(admin),
+        "TIDEGATE_STATE_DIR": str(folder / "state"),
+        "UPSTREAM_URL": f"http://{upstream.host}:{upstream.ports[0]}",
+        "UPSTREAM_1_URL": f"http://{upstream.host}:{upstream.ports[1]}",
+    }
+
+
+async def _ready(gateway: Gateway, limit: float = START_LIMIT) -> None:
+    """Wait until the gateway serves.
+
+    Raises:
+        NotStarted: It ended or was not ready in time.
+    """
+    end = time.monotonic() + limit
+    head = f"GET /readyz HTTP/1.1\r\nhost: 127.0.0.1:{gateway.admin_port}\r\n\r\n".encode()
+    while time.monotonic() < end:
+        if gateway.process.returncode is not None:
+            break
+        done = await call(("127.0.0.1", gateway.admin_port), Request(method="GET", head=head), limit=2)
+        if done.status == 200:
+            return
+        await asyncio.sleep(0.05)
+    tail = gateway.log.read_text(errors="replace")[-2000:] if gateway.log.exists() else ""
+    await gateway.stop()
+    raise NotStarted(f"exit {gateway.process.returncode}; the end of its log:\n{tail}")
+
+
+async def start(policy: str, upstream: Upstream) -> Gateway:
+    """A gateway that runs that set-up and is ready.
+
+    Raises:
+        NotStarted: It did not become ready.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-cases-"))
+    copy = folder / "policy.yaml"
+    shutil.copy(POLICIES / f"{policy}.yaml", copy)
+    port, admin = free_port(), free_port()
+    env = environment(folder, copy, port, admin, upstream)
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", "serve",
+            cwd=ROOT, env=env, stdout=log, stderr=asyncio.subprocess.STDOUT,
+            stdin=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+    gateway = Gateway(
+        process=process, folder=folder, port=port, admin_port=admin, policy=copy, environment=env
+    )
+    await _ready(gateway)
+    return gateway
+
+
+class Operator:
+    """The hooks: other policy files, SIGHUP, and the policy check."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def run(self, name: str) -> tuple[int, str]:
+        """`policy-NAME` swaps the policy file and sends SIGHUP; `check-NAME` runs `tidegate check`."""
+        kind, _, _ = name.partition("-")
+        file = POLICIES / f"{name}.yaml"
+        if not file.exists():
+            return 127, f"no file {file.name} for the hook {name}"
+        if kind == "check":
+            return await self._check(file)
+        if kind == "policy":
+            shutil.copy(file, self._gateway.policy.with_suffix(".new"))
+            self._gateway.policy.with_suffix(".new").replace(self._gateway.policy)
+            self._gateway.process.send_signal(signal.SIGHUP)
+            return 0, ""
+        return 127, f"no hook {name}"
+
+    async def _check(self, file: Path) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", "check", str(file),
+            cwd=ROOT, env=self._gateway.environment,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        output, _ = await process.communicate()
+        return process.returncode or 0, output.decode("utf-8", "replace")
+
+
+@contextlib.asynccontextmanager
+async def lanes_of(policy: str, count: int) -> AsyncIterator[list[Lane]]:
+    """That many gateways with that policy, each with its own upstream; all are stopped at the end."""
+    file = "plain" if policy == "check-command" else policy
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for _ in range(count):
+            upstream = Upstream()
+            await upstream.start()
+            stack.push_async_callback(upstream.stop)
+            gateway = await start(file, upstream)
+            stack.push_async_callback(gateway.stop)
+            made.append(
+                Lane(
+                    policy=policy,
+                    gateways=(("127.0.0.1", gateway.port),),
+                    upstream=upstream,
+                    key=KEY,
+                    books=Accounts(
+                        admins=(("127.0.0.1", gateway.admin_port),),
+                        pids=(gateway.process.pid,),
+                        stale=SCRAPE_AGE,
+                    ),
+                    hooks=Operator(gateway) if policy != "plain" else NoHooks(),
+                    log=log_reader(gateway.log),
+                )
+            )
+        yield made
+
+
+async def play_setups(
+    variants: Iterable[Variant],
+    *,
+    only: Sequence[str] = (),
+    lanes: int = 2,
+    jobs: int = 8,
+    everything: bool = False,
+    tell: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:
+    """Play each variant in the set-up it needs; set-ups run one after the other."""
+    outcomes: list[Outcome] = []
+    todo: dict[str, list[Variant]] = {}
+    for variant in variants:
+        why = "" if everything else skips.reason(variant)
+        if not why and only and variant.policy not in only:
+            why = f"needs the set-up {variant.policy}"
+        if why:
+            outcomes.append(Outcome(variant=variant, skipped=why))
+        else:
+            todo.setdefault(variant.policy, []).append(variant)
+    for policy, chosen in todo.items():
+        count = min(lanes, 1 + len(chosen) // 12)
+        try:
+            async with lanes_of(policy, count) as made:
+                outcomes += await play_all(chosen, made, jobs=jobs, tell=tell)
+        except (NotStarted, OSError) as error:
+            problem = f"set-up {policy}: {error}"
+            for variant in chosen:
+                outcomes.append(Outcome(variant=variant, problems=(problem,)))
+                tell(outcomes[-1])
+    return outcomes

@@ -1,0 +1,37 @@
+"""What cannot be played yet, by kind, each with its reason. Never by a variant's bytes or name.
+
+A reason goes away when the part it names exists; nothing else may hide a failure here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.cases.form import Variant
+
+TOOL_PLANE = "the tool plane is not built yet"
+
+POLICIES = {
+    "messages-over-chat": "version 1 does not translate between dialects",
+    "two-servers": TOOL_PLANE,
+    "deny-tool": TOOL_PLANE,
+    "tool-limit": TOOL_PLANE,
+    "approve-deploy": TOOL_PLANE,
+    "loop-breaker": "the semantic loop breaker is not wired into the pipeline yet",
+    "fleet": "a fleet needs the shared store, which is not built yet",
+    "ten-per-minute-fleet": "a fleet needs the shared store, which is not built yet",
+    "redis": "the shared store is not built yet",
+}
+"""Set-ups that need a part of later work."""
+
+
+def reason(variant: Variant) -> str:
+    """Why this variant cannot be played yet, or ""."""
+    if variant.unit_only:
+        return f"a unit test: {variant.unit_only}"
+    if variant.policy in POLICIES:
+        return POLICIES[variant.policy]
+    if any(call.get("request", {}).get("path", "").startswith("/mcp") for call in variant.calls):
+        return TOOL_PLANE
+    return ""
