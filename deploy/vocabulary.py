@@ -39,7 +39,7 @@ FILES = {
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     ),
 }
-"""Encoding: file name (SHA-1 of tiktoken's address) and SHA-256; the same as in gateway/tokens.py."""
+"""Encoding: file name (SHA-1 of its address) and SHA-256; a test compares gateway/tokens.py."""
 
 WHEEL = "bpe-openai==0.1.4"
 WHEEL_SHA256 = "91dde48b7c27a155ec94563ef488d95267bd17e2e8db360aba299ca9819335ba"
