@@ -85,9 +85,7 @@ def reason_of(outcome: Reply | GatewayError) -> str:
     return outcome.code
 
 
-def downgrade(
-    *, clock: Clock, re_estimate: Callable[[Call, Deployment], Awaitable[None]]
-) -> Layer:
+def downgrade(*, clock: Clock, re_estimate: Callable[[Call, Deployment], Awaitable[None]]) -> Layer:
     """The layer; `re_estimate` sets `call.deployment` and `call.estimate` for another rung."""
 
     def layer(inner: Service) -> Service:

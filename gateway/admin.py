@@ -1,0 +1,117 @@
+"""The admin listener (default 127.0.0.1:8485): health, readiness, metrics, status, explain, reload.
+
+Never on the data port. Errors are application/problem+json (RFC 9457). Starlette, because nothing
+here is hot. The listener has no authentication of its own: it binds to loopback unless told otherwise,
+and shows no secret and no prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+JSON = "application/json"
+PROBLEM = "application/problem+json"
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminView:
+    """What the admin listener may ask of the process.
+
+    Attributes:
+        status: The whole state as plain values.
+        ready: An empty list when ready, else what is missing.
+        metrics: The Prometheus text; may render in a thread.
+        explain: The decision record of a call, or None if it is unknown or forgotten.
+        reload: Load the policy anew; "" on success, else the errors.
+    """
+
+    status: Callable[[], dict[str, Any]]
+    ready: Callable[[], list[str]]
+    metrics: Callable[[], Awaitable[bytes]]
+    explain: Callable[[str], dict[str, Any] | None]
+    reload: Callable[[], Awaitable[str]]
+
+
+def answer(value: Any, *, status: int = 200, kind: str = JSON) -> Response:  # noqa: ANN401 - JSON
+    """Indented JSON: people read this with curl."""
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return Response(body, status_code=status, media_type=kind)
+
+
+def problem(status: int, title: str, detail: str) -> Response:
+    """An error of the admin listener."""
+    value = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return answer(value, status=status, kind=PROBLEM)
+
+
+def admin(view: AdminView) -> Starlette:
+    """The ASGI app of the admin listener."""
+
+    async def root(_request: Request) -> Response:
+        paths = [
+            "/healthz",
+            "/readyz",
+            "/metrics",
+            "/status",
+            "/explain/{call_id}",
+            "/reload (POST)",
+        ]
+        return answer({"tidegate": "admin", "paths": paths})
+
+    async def healthz(_request: Request) -> Response:
+        return Response(b"ok\n", media_type="text/plain")
+
+    async def readyz(_request: Request) -> Response:
+        missing = view.ready()
+        if missing:
+            return problem(503, "not ready", "; ".join(missing))
+        return Response(b"ready\n", media_type="text/plain")
+
+    async def metrics(_request: Request) -> Response:
+        return Response(await view.metrics(), headers={"content-type": METRICS})
+
+    async def status(_request: Request) -> Response:
+        return answer(view.status())
+
+    async def explain(request: Request) -> Response:
+        call_id = str(request.path_params["call_id"])
+        record = view.explain(call_id)
+        if record is None:
+            text = f"no call {call_id[:64]!r} in memory: it is unknown, still running or forgotten"
+            return problem(404, "unknown call", text)
+        return answer(record)
+
+    async def reload(_request: Request) -> Response:
+        errors = await view.reload()
+        if errors:
+            return problem(422, "policy refused; the old one stays in force", errors)
+        return answer({"reloaded": True, "policy": view.status().get("policy")})
+
+    async def missing(request: Request, _error: Exception) -> Response:
+        return problem(
+            404, "not found", f"{request.url.path[:200]} is not a path of the admin listener"
+        )
+
+    return Starlette(
+        routes=[
+            Route("/", root),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/metrics", metrics),
+            Route("/status", status),
+            Route("/explain/{call_id}", explain),
+            Route("/reload", reload, methods=["POST"]),
+        ],
+        exception_handlers={404: missing},
+    )

@@ -1,0 +1,89 @@
+"""Which headers pass (`protocols.md` §1.3): towards the upstream, and back to the client.
+
+Order and multiplicity are kept, names are lower case. Hop-by-hop headers, and every header that
+`Connection` names, stop here in both directions (RFC 9110 §7.6.1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.call import HeaderList
+
+HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+CALLERS = frozenset({
+    b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"cookie", b"host",
+    b"content-length", b"baggage", b"prefer", b"expect",
+})  # fmt: skip
+"""Read here, then removed: credentials first of all."""
+
+LIMITS = (b"x-ratelimit-", b"anthropic-ratelimit-", b"ratelimit")
+ADVICE = frozenset({b"retry-after", b"retry-after-ms", b"x-should-retry"})
+"""The upstream's word on waiting is for us; the client gets ours."""
+
+
+def named_by_connection(headers: HeaderList) -> frozenset[bytes]:
+    """Lower-case names that `Connection` declares hop-by-hop."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(named)
+
+
+def to_upstream(headers: HeaderList, *, governed: bool, idempotency: bool) -> HeaderList:
+    """The caller's headers without credentials, framing, hop-by-hop and our own.
+
+    Args:
+        headers: As the client sent them.
+        governed: Routes whose answers we read: the upstream is asked not to compress.
+        idempotency: Whether the upstream understands `Idempotency-Key`.
+    """
+    named = named_by_connection(headers)
+    out = [
+        pair
+        for pair in headers
+        if pair[0] not in HOP_BY_HOP
+        and pair[0] not in CALLERS
+        and pair[0] not in named
+        and not pair[0].startswith(b"tidegate-")
+        and not (governed and pair[0] == b"accept-encoding")
+        and (idempotency or pair[0] != b"idempotency-key")
+    ]
+    if governed:
+        out.append((b"accept-encoding", b"identity"))
+    return out
+
+
+def to_client(headers: HeaderList) -> HeaderList:
+    """The upstream's headers without hop-by-hop, its limits and its advice on waiting."""
+    named = named_by_connection(headers)
+    return [
+        pair
+        for pair in headers
+        if pair[0] not in HOP_BY_HOP
+        and pair[0] not in named
+        and pair[0] not in ADVICE
+        and not pair[0].startswith(LIMITS)
+    ]
+
+
+def is_event_stream(headers: HeaderList) -> bool:
+    """Whether a content type says server-sent events."""
+    return any(
+        name == b"content-type" and value.lower().lstrip().startswith(b"text/event-stream")
+        for name, value in headers
+    )
+
+
+def coding_of(headers: HeaderList) -> str:
+    """The content coding, lower case; "" for none or identity."""
+    for name, value in headers:
+        if name == b"content-encoding":
+            coding = value.strip().lower().decode("latin-1")
+            return "" if coding == "identity" else coding
+    return ""

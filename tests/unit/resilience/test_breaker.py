@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from gateway.resilience.breaker import FOREVER, Allow, Breaker, BreakerRules, State, Trip
+from gateway.units import MICRO
+
+RULES = BreakerRules()
+RNG = Random(3)
+
+
+def opened(now: int = 0, rules: BreakerRules = RULES) -> Breaker:
+    breaker = Breaker(rules)
+    for _ in range(rules.in_a_row):
+        breaker.failed(now=now, rng=RNG, reason="fault 500")
+    assert breaker.state is State.OPEN
+    return breaker
+
+
+def half_open(now: int = 0) -> tuple[Breaker, int]:
+    breaker = opened(now)
+    ruling = breaker.ask(now=breaker.until)
+    assert isinstance(ruling, Allow)
+    return breaker, ruling.probe
+
+
+def test_five_faults_in_a_row_open_it_at_once():
+    breaker = Breaker(RULES)
+    results = [breaker.failed(now=0, rng=RNG, reason="fault") for _ in range(5)]
+    assert results == [False, False, False, False, True]
+    assert isinstance(breaker.ask(now=1), Trip)
+
+
+def test_four_faults_and_a_success_are_no_row():
+    breaker = Breaker(BreakerRules(slow_volume=10**6))
+    for _ in range(20):
+        for _ in range(4):
+            breaker.failed(now=0, rng=RNG, reason="fault")
+        for _ in range(5):
+            breaker.succeeded(now=0)
+    assert breaker.state is State.CLOSED
+
+
+def test_faults_in_a_row_spread_over_more_than_a_minute_do_not_count_as_a_row():
+    breaker = Breaker(RULES)
+    for step in range(8):
+        breaker.failed(now=step * 20 * MICRO, rng=RNG, reason="fault")
+    assert breaker.state is State.CLOSED
+
+
+def test_half_of_ten_in_ten_seconds_opens_it():
+    breaker = Breaker(RULES)
+    for _ in range(5):
+        breaker.succeeded(now=0)
+    states = []
+    for step in range(4):
+        breaker.failed(now=step, rng=RNG, reason="fault")
+        states.append(breaker.state)
+    assert states == [State.CLOSED] * 4
+    breaker.succeeded(now=5)
+    for step in range(4):
+        breaker.failed(now=6 + step, rng=RNG, reason="fault")
+    assert breaker.state is State.OPEN
+
+
+def test_a_trickle_of_failures_over_five_minutes_opens_it():
+    breaker = Breaker(RULES)
+    now = 0
+    for _ in range(20):
+        now += 11 * MICRO
+        breaker.failed(now=now, rng=RNG, reason="fault")
+        if breaker.state is State.OPEN:
+            break
+        breaker.succeeded(now=now)
+        breaker.succeeded(now=now)
+    assert breaker.state is State.OPEN
+
+
+def test_old_failures_are_forgotten():
+    breaker = Breaker(RULES)
+    for _ in range(4):
+        breaker.failed(now=0, rng=RNG, reason="fault")
+    for _ in range(30):
+        breaker.succeeded(now=400 * MICRO)
+    for _ in range(4):
+        breaker.failed(now=400 * MICRO, rng=RNG, reason="fault")
+    assert breaker.state is State.CLOSED
+
+
+def test_one_probe_at_a_time_and_three_good_ones_close_it():
+    breaker, probe = half_open()
+    now = breaker.until
+    assert isinstance(breaker.ask(now=now), Trip)
+    assert not breaker.succeeded(now=now, probe=probe)
+    for last in (False, True):
+        ruling = breaker.ask(now=now)
+        assert isinstance(ruling, Allow)
+        assert breaker.succeeded(now=now, probe=ruling.probe) is last
+    assert breaker.state is State.CLOSED
+
+
+def test_a_bad_probe_opens_it_again_for_longer_at_most_the_cap():
+    breaker, probe = half_open()
+    longest = 0
+    for _ in range(30):
+        now = breaker.until + 1
+        breaker.failed(now=now, rng=RNG, reason="fault", probe=probe)
+        assert breaker.state is State.OPEN
+        longest = max(longest, breaker.until - now)
+        ruling = breaker.ask(now=breaker.until)
+        assert isinstance(ruling, Allow)
+        probe = ruling.probe
+    assert longest <= RULES.cap
+    assert longest > 10 * MICRO
+
+
+def test_an_aborted_probe_frees_its_place_without_a_verdict():
+    breaker, probe = half_open()
+    breaker.aborted(probe=probe)
+    assert isinstance(breaker.ask(now=breaker.until), Allow)
+    assert breaker.state is State.HALF_OPEN
+
+
+def test_a_lost_probe_frees_its_place_when_its_lease_ends():
+    breaker = opened()
+    now = breaker.until
+    assert isinstance(breaker.ask(now=now), Allow)
+    assert isinstance(breaker.ask(now=now + RULES.probe_lease - 1), Trip)
+    assert isinstance(breaker.ask(now=now + RULES.probe_lease), Allow)
+
+
+def test_a_late_failure_of_an_old_attempt_only_lengthens_the_wait():
+    breaker = opened()
+    until = breaker.until
+    breaker.failed(now=1, rng=RNG, reason="late")
+    assert breaker.until == until
+    breaker.failed(now=1, rng=RNG, reason="late", hint=50 * MICRO)
+    assert breaker.until == 50 * MICRO + 1
+
+
+def test_three_identical_quota_refusals_start_the_ladder_but_are_no_sickness():
+    breaker = Breaker(RULES)
+    results = [breaker.refused_for_quota(key="tokens", blocked_until=9 * MICRO) for _ in range(3)]
+    assert results == [False, False, True]
+    ruling = breaker.ask(now=0)
+    assert isinstance(ruling, Trip)
+    assert not ruling.sick
+
+
+@pytest.mark.parametrize("between", ["other code", "success"])
+def test_a_run_of_quota_refusals_is_broken_by(between):
+    breaker = Breaker(RULES)
+    for _ in range(2):
+        breaker.refused_for_quota(key="tokens", blocked_until=MICRO)
+    if between == "success":
+        breaker.started()
+    else:
+        breaker.refused_for_quota(key="requests", blocked_until=MICRO)
+    breaker.refused_for_quota(key="tokens", blocked_until=MICRO)
+    assert breaker.state is State.CLOSED
+
+
+def test_shut_without_a_reset_waits_for_an_operator():
+    breaker = Breaker(RULES)
+    breaker.shut(until=None, reason="money")
+    assert isinstance(breaker.ask(now=FOREVER - 1), Trip)
+    breaker.told(State.CLOSED, until=0, reason="operator")
+    assert isinstance(breaker.ask(now=0), Allow)
+
+
+def test_a_shut_breaker_is_only_ever_shut_for_longer():
+    breaker = Breaker(RULES)
+    breaker.shut(until=100, reason="period")
+    breaker.shut(until=50, reason="period")
+    assert breaker.until == 100
+    assert isinstance(breaker.ask(now=100), Allow)
+
+
+def test_peeking_grants_no_probe():
+    breaker = opened()
+    now = breaker.until
+    assert isinstance(breaker.peek(now=now), Allow)
+    assert isinstance(breaker.peek(now=now), Allow)
+    assert isinstance(breaker.ask(now=now), Allow)
+    assert isinstance(breaker.peek(now=now), Trip)
