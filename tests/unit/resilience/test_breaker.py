@@ -36,10 +36,10 @@ def test_five_faults_in_a_row_open_it_at_once():
 def test_four_faults_and_a_success_are_no_row():
     breaker = Breaker(BreakerRules(slow_volume=10**6))
     for _ in range(20):
-        for _ in range(4):
-            breaker.failed(now=0, rng=RNG, reason="fault")
         for _ in range(5):
             breaker.succeeded(now=0)
+        for _ in range(4):
+            breaker.failed(now=0, rng=RNG, reason="fault")
     assert breaker.state is State.CLOSED
 
 
