@@ -1,0 +1,305 @@
+"""Chat Completions, Completions and Embeddings: fields, countable parts, usage, terminal events.
+
+Usage may come on any chunk, whatever its `choices` look like; the last one that says anything wins.
+`prompt_tokens` include the cached ones, which are kept apart here. The end is the first finish
+reason or `[DONE]`: servers exist that never send the one or the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gateway.call import Fields, Part, Usage
+from gateway.errors import MalformedCall
+from gateway.wire import asks, content, sse
+from gateway.wire.splice import splice_in
+from gateway.wire.stream import Reader, any_of, failure_of, tokens
+
+if TYPE_CHECKING:
+    from gateway.wire.asks import Body
+    from gateway.wire.stream import Failure
+
+_WORTH = re.compile(
+    rb'"(?:usage"\s*+:\s*+\{|finish_reason"\s*+:\s*+"|error"\s*+:\s*+[{"])',
+)
+"""What makes a chunk worth decoding. Within texts these keys have escaped quotes."""
+
+_USAGE_ONLY = re.compile(rb'"choices"\s*+:\s*+\[\s*+\]')
+_USAGE = re.compile(rb'"usage"\s*+:\s*+\{')
+
+
+def fields(body: Body) -> Fields:
+    """What policy needs of a Chat Completions request.
+
+    Raises:
+        MalformedCall: A governed place holds the wrong type; `param` names it.
+    """
+    messages = asks.entries(body, "messages", required=True)
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, Mapping):
+        raise MalformedCall("stream_options must be an object", param="stream_options")
+    wants = asks.mapping(options).get("include_usage")
+    stream = asks.flag(body, "stream")
+    tools = bool(asks.entries(body, "tools") or asks.entries(body, "functions"))
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    kinds = content.kinds(contents)
+    images = not kinds.isdisjoint(content.IMAGES)
+    return Fields(
+        model=asks.model(body),
+        stream=stream,
+        cap=asks.cap(body, answers=asks.answers(body, "n")),
+        wants_usage=wants if isinstance(wants, bool) else None,
+        needs=frozenset(_needs(body, messages, kinds, tools=tools)),
+        has_tools=tools,
+        has_images=images,
+        session=asks.session(body),
+        has_thinking=not kinds.isdisjoint(content.THINKING),
+    )
+
+
+def _needs(body: Body, messages: list[Any], kinds: set[str], *, tools: bool) -> Iterator[str]:
+    if tools:
+        yield "tools"
+    yield from content.media_needs(kinds)
+    if body.get("parallel_tool_calls") is True or any(
+        isinstance(message, Mapping) and _many(message.get("tool_calls")) for message in messages
+    ):
+        yield "parallel_tools"
+    modalities = body.get("modalities")
+    if isinstance(modalities, list) and "audio" in modalities:
+        yield "audio"
+    if asks.mapping(body.get("response_format")).get("type") == "json_schema":
+        yield "json_schema"
+    if body.get("stream") is True:
+        yield "streaming"
+    if wants_thinking(body):
+        yield "thinking"
+
+
+def wants_thinking(body: Body) -> bool:
+    """Whether the call asks for reasoning, in any dialect's spelling."""
+    if asks.mapping(body.get("thinking")).get("type") in ("enabled", "adaptive"):
+        return True
+    efforts = (body.get("reasoning_effort"), asks.mapping(body.get("reasoning")).get("effort"))
+    return any(isinstance(effort, str) and effort != "none" for effort in efforts)
+
+
+def _many(calls: object) -> bool:
+    return isinstance(calls, list) and len(calls) > 1
+
+
+def parts(body: Body) -> Iterator[Part]:
+    """Everything the provider counts of a Chat Completions request."""
+    for message in _listed(body.get("messages")):
+        yield from _message(message)
+    for key in ("tools", "functions"):
+        for tool in _listed(body.get(key)):
+            yield from content.rendered(tool)
+    schema = asks.mapping(body.get("response_format")).get("json_schema")
+    yield from content.rendered(schema)
+    prediction = asks.mapping(body.get("prediction")).get("content")
+    yield from content.parts(prediction)
+    yield content.PRIMING
+
+
+def _message(message: object) -> Iterator[Part]:
+    yield content.MESSAGE_OVERHEAD
+    if not isinstance(message, Mapping):
+        yield from content.rendered(message)
+        return
+    yield from content.text(message.get("role"))
+    if message.get("name"):
+        yield from content.text(message.get("name"))
+        yield content.NAME_OVERHEAD
+    yield from content.parts(message.get("content"))
+    for key in ("refusal", "reasoning_content"):
+        yield from content.text(message.get(key))
+    for call in _listed(message.get("tool_calls")):
+        yield from _tool_call(call)
+    legacy = message.get("function_call")
+    if isinstance(legacy, Mapping):
+        yield from _tool_call({"function": legacy})
+
+
+def _tool_call(call: object) -> Iterator[Part]:
+    """A call's name and arguments; a custom tool's input."""
+    for key in ("function", "custom"):
+        inner = asks.mapping(asks.mapping(call).get(key))
+        yield from content.text(inner.get("name"))
+        for value in (inner.get("arguments"), inner.get("input")):
+            yield from content.rendered(value)
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def with_usage(raw: bytes) -> bytes:
+    """The body with `stream_options.include_usage` on; its other bytes stay."""
+    return splice_in(raw, "stream_options", "include_usage", b"true")
+
+
+# --- Completions and Embeddings -------------------------------------------------------------------
+
+
+def completions_fields(body: Body) -> Fields:
+    """What policy needs of a Completions request; every prompt of a list is answered."""
+    prompt = body.get("prompt")
+    if prompt is not None and not isinstance(prompt, str | list):
+        raise MalformedCall("prompt must be a text or a list", param="prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and not content.token_ids(prompt) else 1
+    wants = asks.mapping(body.get("stream_options")).get("include_usage")
+    stream = asks.flag(body, "stream")
+    answers = asks.answers(body, "n", "best_of") * max(1, min(prompts, asks.MAX_ANSWERS))
+    return Fields(
+        model=asks.model(body),
+        stream=stream,
+        cap=asks.cap(body, answers=answers),
+        wants_usage=wants if isinstance(wants, bool) else None,
+        needs=frozenset({"streaming"} if stream else ()),
+        session=asks.session(body),
+    )
+
+
+def completions_parts(body: Body) -> Iterator[Part]:
+    """Everything the provider counts of a Completions request."""
+    yield from content.parts(body.get("prompt"))
+    yield from content.text(body.get("suffix"))
+
+
+def embeddings_fields(body: Body) -> Fields:
+    """What policy needs of an Embeddings request. There is no output to cap."""
+    if not isinstance(body.get("input"), str | list | Mapping):
+        raise MalformedCall("input must be a text or a list", param="input")
+    images = not content.kinds(body.get("input")).isdisjoint(content.IMAGES)
+    return Fields(
+        model=asks.model(body),
+        needs=frozenset({"vision"} if images else ()),
+        has_images=images,
+    )
+
+
+def embeddings_parts(body: Body) -> Iterator[Part]:
+    """Each text by its own tokens, each token id as one."""
+    yield from content.parts(body.get("input"))
+
+
+def embeddings_usage_of(body: Body) -> Usage | None:
+    """Usage of an Embeddings answer: its output is a reported nothing."""
+    usage = body.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    count = tokens(usage.get("prompt_tokens"))
+    if count is None:
+        count = tokens(usage.get("total_tokens"))
+    return None if count is None else Usage(input=count, output=0)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def usage_of(body: Body) -> Usage | None:
+    """Usage of a plain answer or of one chunk; None where it reports none."""
+    usage = body.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    prompt_details = asks.mapping(usage.get("prompt_tokens_details"))
+    cached = tokens(prompt_details.get("cached_tokens"))
+    if cached is None:
+        cached = tokens(usage.get("prompt_cache_hit_tokens"))  # DeepSeek
+    written = tokens(prompt_details.get("cache_write_tokens"))
+    return any_of(
+        Usage(
+            input=fresh(tokens(usage.get("prompt_tokens")), cached, written),
+            output=tokens(usage.get("completion_tokens")),
+            cache_read=cached,
+            cache_write=written,
+            reasoning=tokens(
+                asks.mapping(usage.get("completion_tokens_details")).get("reasoning_tokens")
+            ),
+        )
+    )
+
+
+def fresh(whole: int | None, cached: int | None, written: int | None = None) -> int | None:
+    """Input without its cached parts, which OpenAI's totals include; never below zero."""
+    return None if whole is None else max(0, whole - (cached or 0) - (written or 0))
+
+
+def error_of(body: Body) -> Failure | None:
+    """The error inside a plain answer; None where it is none."""
+    error = body.get("error")
+    return failure_of(error) if error else None
+
+
+class ChatReader(Reader):
+    """The fold of a Chat Completions or Completions stream."""
+
+    __slots__ = ("_key", "done")
+
+    def __init__(self, *, completions: bool = False) -> None:
+        super().__init__()
+        self._key = b'"text":"' if completions else b'"content":"'
+        self.done = False  # [DONE] has come
+
+    def skim(self, event: sse.Event) -> bool:
+        """True for the first chunk and for those with usage, a finish reason or an error."""
+        data = event.data
+        self.events += 1
+        if event.overflow:
+            self.spoil()
+            return False
+        if len(data) < 16 and data.strip() == b"[DONE]":
+            self.terminal = self.done = True
+            return False
+        self.note_text(data, self._key)
+        return self.events == 1 or _WORTH.search(data) is not None
+
+    def feed(self, name: bytes, body: Mapping[str, Any]) -> None:
+        """Fold a chunk."""
+        self.note_identity(body)
+        usage = usage_of(body)
+        if usage is not None:
+            self.usage = usage
+        for choice in _listed(body.get("choices")):
+            reason = asks.mapping(choice).get("finish_reason")
+            if reason is not None:
+                self.terminal = True
+                self.note_reason(reason)
+                if reason == "error" and self.failure is None:
+                    self.failure = failure_of(asks.mapping(choice).get("error"))
+        error = body.get("error")
+        if error:
+            self.failure = failure_of(error)
+        elif name == b"error" and self.failure is None:
+            self.failure = failure_of(body)
+
+
+class WithoutUsage:
+    """A filter that drops the usage-only chunk which we asked for and the client did not.
+
+    All other bytes pass, each event at the latest when it is whole. `feed` and `rest` are pure
+    functions of the bytes so far, whatever the cuts.
+    """
+
+    __slots__ = ("_blocks", "dropped")
+
+    def __init__(self) -> None:
+        self._blocks = sse.Blocks()
+        self.dropped = 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What the client may see of the bytes so far."""
+        kept = []
+        for block in self._blocks.feed(chunk):
+            if _USAGE_ONLY.search(block) and _USAGE.search(block):
+                self.dropped += 1
+            else:
+                kept.append(block)
+        return b"".join(kept)
+
+    def rest(self) -> bytes:
+        """The unfinished tail, for the end of the stream."""
+        return self._blocks.rest()

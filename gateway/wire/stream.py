@@ -1,0 +1,245 @@
+"""What a stream said: usage, its end, its failure, and how much text flowed; in every dialect.
+
+A `Reader` folds the events of one answer. For each event the caller asks `skim` first: a search
+over the raw bytes that notes streamed text and end marks, and says whether the event must be
+decoded at all (most need not be). Only then is it decoded, by the caller, and given to `feed`. A
+malformed event is skipped and counted; no reader ever raises.
+
+Usage is folded by the dialect's rule and is a value, never a sum. A reported zero is zero, None is
+missing. Where a stream ends without usage, `streamed` estimates its output from the text that went
+by, so leaving just before the usage event is not free (BerriAI/litellm PR#33736).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gateway.call import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.units import Tokens
+    from gateway.wire.sse import Event, Events
+
+BYTES_PER_TOKEN = 4
+"""Of streamed text, for the estimate: English prose has about 4.5, code fewer."""
+
+MAX_REASONS = 128
+"""Finish reasons kept; one per answer of a call."""
+
+MAX_WORDS = 1_000
+"""Characters kept of an error's message."""
+
+_TEXT = re.compile(
+    rb'"(?:content|text|arguments|reasoning_content|reasoning|refusal|delta|partial_json|thinking|'
+    rb'transcript|input)"\s*+:\s*+"((?:[^"\\]++|\\.)*+)"',
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An error that came inside an answer.
+
+    Attributes:
+        code: The body's own code ("rate_limit_exceeded"), else its type; "" where it has neither.
+        type: The body's own type ("overloaded_error"); "" without one.
+        message: Its text, cut; may quote what the upstream was sent.
+        status: A status named in the body, else 0.
+    """
+
+    code: str = ""
+    type: str = ""
+    message: str = ""
+    status: int = 0
+
+
+class Reader:
+    """The fold of one answer's events; dialects fill in `skim` and `feed`.
+
+    Attributes:
+        usage: As reported so far; None until anything was.
+        terminal: The dialect's end mark has been seen.
+        failure: The error that came in the stream, or None.
+        finish_reasons: As reported, in order.
+        response_id, model: As the upstream names them.
+        text_bytes: Bytes of JSON text content that streamed.
+        deltas: Events that carried some.
+        events: Events seen, malformed ones included.
+        malformed: Events that could not be read.
+    """
+
+    __slots__ = (
+        "deltas", "events", "failure", "finish_reasons", "malformed", "model", "response_id",
+        "terminal", "text_bytes", "usage",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.terminal = False
+        self.failure: Failure | None = None
+        self.finish_reasons: list[str] = []
+        self.response_id = ""
+        self.model = ""
+        self.text_bytes = 0
+        self.deltas = 0
+        self.events = 0
+        self.malformed = 0
+
+    @property
+    def ok(self) -> bool:
+        """The answer ended as it should: an end mark came and no error."""
+        return self.terminal and self.failure is None
+
+    @property
+    def started(self) -> bool:
+        """An event that is no error has come: the commit point, after which no other may answer."""
+        return self.events > (1 if self.failure is not None else 0)
+
+    @property
+    def streamed(self) -> Tokens:
+        """Estimated output tokens of the text that streamed; at least one per delta with text."""
+        return max(self.deltas, -(-self.text_bytes // BYTES_PER_TOKEN))
+
+    @property
+    def final(self) -> bool:
+        """Whether the reported output is a last word, not a count under way."""
+        return self.usage is not None and self.usage.output is not None
+
+    def settled(self, prompt: Tokens) -> Usage:
+        """What the answer is to be charged, whenever it ends.
+
+        Args:
+            prompt: Estimated input tokens, for a stream that never reports them.
+
+        Returns:
+            The reported usage where it is final; else each missing count estimated: the input by
+            the prompt, the output by what streamed, and `estimated` set.
+        """
+        usage = self.usage or Usage()
+        if self.final and usage.input is not None:
+            return usage
+        output = usage.output if self.final else max(usage.output or 0, self.streamed)
+        return replace(
+            usage,
+            input=prompt if usage.input is None else usage.input,
+            output=output,
+            estimated=True,
+        )
+
+    def skim(self, event: Event) -> bool:
+        """Note what the raw bytes tell; True if the event must be decoded and fed."""
+        raise NotImplementedError
+
+    def feed(self, name: bytes, body: Mapping[str, Any]) -> None:
+        """Fold one decoded event."""
+        raise NotImplementedError
+
+    def spoil(self) -> None:
+        """An event could not be decoded: skip it, count it."""
+        self.malformed += 1
+
+    def note_text(self, data: bytes, key: bytes) -> None:
+        """Count the text of a delta; `key` is where the dialect usually keeps it."""
+        start = data.find(key)
+        if start >= 0:
+            start += len(key)
+            end = data.find(b'"', start)
+            if end > start and data[end - 1] != 0x5C:
+                self.text_bytes += end - start
+                self.deltas += 1
+                return
+        size = sum(len(match[1]) for match in _TEXT.finditer(data))
+        if size:
+            self.text_bytes += size
+            self.deltas += 1
+
+    def note_reason(self, reason: object) -> None:
+        """Keep a finish reason, within the bound."""
+        if isinstance(reason, str) and len(self.finish_reasons) < MAX_REASONS:
+            self.finish_reasons.append(reason[:64])
+
+    def note_identity(self, body: Mapping[str, Any]) -> None:
+        """Keep the answer's id and model, the first that are named."""
+        for key, value in (("response_id", body.get("id")), ("model", body.get("model"))):
+            if isinstance(value, str) and value and not getattr(self, key):
+                setattr(self, key, value[:256])
+
+
+class Tap:
+    """An observer of raw chunks: parser, reader and the caller's decoder in one callable.
+
+    It never raises, so it may stand among `Reply.taps`.
+    """
+
+    __slots__ = ("_decode", "events", "reader")
+
+    def __init__(self, events: Events, reader: Reader, decode: Callable[[bytes], object]) -> None:
+        """Watch a stream.
+
+        Args:
+            events: A parser of its own.
+            reader: The dialect's fold.
+            decode: JSON text to a value; raises ValueError on what is none.
+        """
+        self.events = events
+        self.reader = reader
+        self._decode = decode
+
+    def __call__(self, chunk: bytes) -> None:
+        """Fold every event that ends in this chunk."""
+        reader = self.reader
+        for event in self.events.feed(chunk):
+            if not reader.skim(event):
+                continue
+            try:
+                body = self._decode(event.data)
+            except (ValueError, RecursionError):
+                reader.spoil()
+                continue
+            if isinstance(body, dict):
+                reader.feed(event.name, body)
+            else:
+                reader.spoil()
+
+
+def tokens(value: object) -> Tokens | None:
+    """A reported count; None where it is missing or is no count (a text, a negative number)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if value != value or value < 0 or value > 1e15 or value != int(value):  # noqa: PLR0124 - NaN
+        return None
+    return int(value)
+
+
+def any_of(usage: Usage) -> Usage | None:
+    """The usage if it says anything, else None."""
+    said = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning)
+    return None if all(count is None for count in said) else usage
+
+
+def failure_of(error: object) -> Failure:
+    """The failure an error object describes, in any dialect's shape; a bare text is a message."""
+    if isinstance(error, str):
+        return Failure(message=error[:MAX_WORDS])
+    if not isinstance(error, Mapping):
+        return Failure()
+    code, kind, message = error.get("code"), error.get("type"), error.get("message")
+    word = code if isinstance(code, str) and not code.isdecimal() else kind
+    return Failure(
+        code=word[:64] if isinstance(word, str) else "",
+        type=kind[:64] if isinstance(kind, str) else "",
+        message=message[:MAX_WORDS] if isinstance(message, str) else "",
+        status=_status(code) or _status(error.get("status")),
+    )
+
+
+def _status(value: object) -> int:
+    """An HTTP status given as number or text; 0 if it is none."""
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and 100 <= value <= 599 else 0
