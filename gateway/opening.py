@@ -1,54 +1,186 @@
-"""The client's end of one exchange: heads, bodies, keep-alive bytes, refusals, and broken ends.
+"""An upstream's answer, read as far as it must be judged; the rest is passed on untouched.
 
-An `Outlet` knows how much the client has seen. From that follows what may still be said: a real
-status before the head, an event of the dialect after it, and nothing after the last byte. A body that
-did not end well never ends cleanly: its framing stays unfinished and the connection is dropped, so
-that no client takes half an answer for a whole one (`protocols.md` §2.4; Portkey#1797).
-
-Bytes pass chunk by chunk; taps see each before it is sent. Awaiting `send` is the back pressure.
+The commit point is the first upstream event that is not an error (`protocols.md` §2.1): an error
+event first may still become a fallback. What was read to judge is kept and sent before the rest.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Generator
+from typing import TYPE_CHECKING, NamedTuple
 
-from gateway import framing
-from gateway.bodies import MAX_WINDOW, PIECE
-from gateway.call import Call, End, Reply
-from gateway.errors import (
-    GatewayError,
-    StreamCut,
-    UpstreamFault,
-    UpstreamMalformed,
-    UpstreamTimeout,
-)
-from gateway.units import MICRO, Micros
-from gateway.upstream import TransportFault
+import orjson
+
+from gateway.wire.sse import Events
 
 if TYPE_CHECKING:
-    from gateway.call import HeaderList
     from gateway.clock import Clock, Timer
+    from gateway.units import Micros
+    from gateway.upstream import Incoming
+    from gateway.wire.sse import Event
 
-Scope: TypeAlias = "MutableMapping[str, Any]"
-Message: TypeAlias = "MutableMapping[str, Any]"
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
+MAX_ERROR_BODY = 1 << 20
+"""Bytes of a refusal's body that are read to classify it; the rest is relayed unread."""
+MAX_OPENING = 1 << 20
+"""Bytes awaited for the first event; beyond it the stream is passed on as it is."""
 
-CLIENT_STALL: Micros = 60 * MICRO
-"""A client that takes no byte for so long is gone; below every upstream's idle deadline."""
 
-MAX_ERROR_TEXT = 64 * 1024
-"""Bytes read of an upstream's refusal that must be said in-band."""
+class ErrorBody(NamedTuple):
+    """What an error body says, in any dialect; empty strings where it says nothing."""
 
-MAX_HELD = 1024 * 1024
-"""Bytes held back while looking for the end of a first event to swallow."""
+    code: str = ""
+    kind: str = ""
+    message: str = ""
 
-ABORT = "tidegate.abort"
-"""ASGI extension of `connection.py`: ends the connection with the framing unfinished."""
 
-_BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_CREATED = re.compile(
-    rb"^event:[ ]?response\.created[\r\n]|\"type\":\s*\"response\.created\"", re.M
-)
+class Ready:
+    """An awaitable that already has its value: no hop through the loop."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[None, None, bytes]:
+        """The value, at once."""
+        return self._value
+        yield  # makes this a generator
+
+
+class Relayed:
+    """The source of a reply: what was read already, then the rest, under two deadlines.
+
+    `idle` counts from the last chunk, `until` is an instant. When one passes, the upstream
+    connection is aborted and the pending read raises TransportFault "stalled" or "total": the
+    call's own task is never cancelled for it. A chunk stores a time stamp and re-arms nothing.
+    """
+
+    __slots__ = ("_clock", "_first", "_idle", "_incoming", "_last", "_rest", "_timer", "_until")
+
+    def __init__(
+        self,
+        incoming: Incoming,
+        first: deque[bytes],
+        rest: AsyncIterator[bytes],
+        *,
+        clock: Clock,
+        idle: Micros,
+        until: Micros,
+    ) -> None:
+        self._incoming = incoming
+        self._first = first
+        self._rest = rest
+        self._clock = clock
+        self._idle = idle
+        self._until = until
+        self._last = clock.now()
+        self._timer: Timer | None = clock.after(min(idle, until - self._last), self._check)
+
+    def touched(self, _chunk: bytes) -> None:
+        """A tap: the upstream is alive."""
+        self._last = self._clock.now()
+
+    def _check(self) -> None:
+        now = self._clock.now()
+        quiet = now - self._last
+        if now >= self._until or quiet >= self._idle:
+            self._incoming.abort("total" if now >= self._until else "stalled")
+            return
+        self._timer = self._clock.after(min(self._idle - quiet, self._until - now), self._check)
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body, once."""
+        return self
+
+    def __aiter__(self) -> Relayed:
+        """Itself."""
+        return self
+
+    def __anext__(self) -> Awaitable[bytes]:
+        """The next chunk, without an asynchronous hop of our own."""
+        if self._first:
+            return Ready(self._first.popleft())
+        return self._rest.__anext__()
+
+    async def close(self, *, reuse: bool) -> None:
+        """The deadline is gone and the connection is back in its pool, or closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._incoming.close(reuse=reuse)
+
+
+async def read_error(first: deque[bytes], rest: AsyncIterator[bytes]) -> bytes:
+    """The refusal's body as far as it is read; the bytes stay in `first` for the client."""
+    size = 0
+    async for chunk in rest:
+        first.append(chunk)
+        size += len(chunk)
+        if size > MAX_ERROR_BODY:
+            break
+    return b"".join(first)
+
+
+def error_body(body: bytes) -> ErrorBody:
+    """Code, type and message out of an error body."""
+    try:
+        return error_fields(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return ErrorBody(message=body[:200].decode("utf-8", "replace"))
+
+
+def error_fields(parsed: object) -> ErrorBody:
+    """Code, type and message of a decoded error object, in any dialect."""
+    if isinstance(parsed, list) and parsed:
+        parsed = parsed[0]  # Gemini wraps its error in a list
+    if not isinstance(parsed, dict):
+        return ErrorBody()
+    error = parsed.get("error", parsed)
+    response = parsed.get("response")
+    if isinstance(response, dict) and isinstance(response.get("error"), dict):
+        error = response["error"]
+    if isinstance(error, str):
+        return ErrorBody(message=error)
+    if not isinstance(error, dict):
+        return ErrorBody()
+
+    def text(*keys: str) -> str:
+        for key in keys:
+            value = error.get(key)
+            if isinstance(value, str) and value:
+                return value
+        return ""
+
+    return ErrorBody(text("code", "status"), text("type"), text("message"))
+
+
+async def read_opening(first: deque[bytes], rest: AsyncIterator[bytes]) -> ErrorBody | None:
+    """Read up to the first event: its error if it is one, else None."""
+    events = Events()
+    size = 0
+    async for chunk in rest:
+        first.append(chunk)
+        for event in events.feed(chunk):
+            return opening_error(event)
+        size += len(chunk)
+        if size > MAX_OPENING:
+            break
+    return None
+
+
+def opening_error(event: Event) -> ErrorBody | None:
+    """The error of a stream's first event, None if it is an ordinary one."""
+    data = event.data
+    if b"error" not in data and event.name != b"error":
+        return None
+    try:
+        parsed = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(parsed, dict):
+        return None
+    failed = parsed.get("type") in ("error", "response.failed")
+    if failed or (parsed.get("error") and "choices" not in parsed and "type" not in parsed):
+        return error_fields(parsed)
+    return None

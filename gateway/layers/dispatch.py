@@ -17,7 +17,7 @@ import orjson
 from gateway.call import Call, Dialect, Kind, Reply
 from gateway.clock import Expiry
 from gateway.errors import UpstreamFault, UpstreamMalformed, UpstreamTimeout, UpstreamUnreachable
-from gateway.relay import ErrorBody, Relayed, error_body, read_error, read_opening
+from gateway.opening import ErrorBody, Relayed, error_body, read_error, read_opening
 from gateway.resilience.credentials import FOREVER, CredentialHealth
 from gateway.units import MICRO, Rng
 from gateway.upstream import Outgoing, TransportFault

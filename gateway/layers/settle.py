@@ -1,0 +1,327 @@
+"""Usage beside the stream; charge or refund exactly once (`protocols.md` §2.2, `admission.md` §10).
+
+Inside admit: the cost is known before the permit goes. Reported usage counts, field by field; where a
+field is missing the prompt's estimate or what streamed stands in, and the settlement says so. A
+reported zero is zero. Leaving just before the usage event is not free. The tap parses a copy, per
+event and never per network chunk; the client's bytes are untouched, but for the usage-only chunk that
+we asked for in its stead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gateway.bodies import Unpacking
+from gateway.call import Call, Dialect, End, Estimate, Kind, Layer, Reply, Service, Usage
+from gateway.errors import GatewayError, StreamCut
+from gateway.wire import headers as wire_headers
+from gateway.wire import refusals
+from gateway.wire.codec import CODECS
+from gateway.wire.openai_chat import WithoutUsage
+from gateway.wire.sse import Events
+from gateway.wire.stream import Tap
+from gateway.wire.upstream_refusals import classify
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from gateway.call import Source
+    from gateway.snapshot import Price
+    from gateway.wire.stream import Failure, Reader
+
+MAX_ANSWER = 8 * 1024 * 1024
+"""Bytes of a plain answer kept for reading its usage; beyond it the estimate stands."""
+BYTES_PER_TOKEN = 4
+
+
+def price_of(usage: Usage, price: Price) -> int:
+    """Micro-dollars of this usage, rounded up."""
+    total = (
+        (usage.input or 0) * price.input
+        + (usage.output or 0) * price.output
+        + (usage.cache_read or 0) * (price.cache_read or price.input)
+        + (usage.cache_write or 0) * (price.cache_write or price.input)
+    )
+    return -(-total // 1_000_000)
+
+
+def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: Price) -> Usage:
+    """The usage to settle by: reported where reported, else the prompt's estimate and what streamed."""
+    if reported is None:
+        usage = Usage(input=estimate.input, output=streamed, estimated=True)
+    elif reported.input is None or reported.output is None:
+        usage = Usage(
+            input=estimate.input if reported.input is None else reported.input,
+            output=streamed if reported.output is None else reported.output,
+            cache_read=reported.cache_read,
+            cache_write=reported.cache_write,
+            reasoning=reported.reasoning,
+            estimated=True,
+        )
+    else:
+        usage = reported
+    return _with_money(usage, price_of(usage, price))
+
+
+def _with_money(usage: Usage, money: int) -> Usage:
+    return Usage(
+        input=usage.input,
+        output=usage.output,
+        cache_read=usage.cache_read,
+        cache_write=usage.cache_write,
+        reasoning=usage.reasoning,
+        estimated=usage.estimated,
+        money=money,
+    )
+
+
+class PlainTap:
+    """Keeps a copy of a plain answer, up to a bound, to read its usage at the end."""
+
+    __slots__ = ("_kept", "_size")
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._size = 0
+
+    def __call__(self, chunk: bytes) -> None:
+        """Keep the chunk, or nothing once the answer is too large."""
+        self._size += len(chunk)
+        if self._size <= MAX_ANSWER:
+            self._kept.append(chunk)
+        else:
+            self._kept.clear()
+
+    @property
+    def size(self) -> int:
+        """Bytes seen."""
+        return self._size
+
+    def decoded(self, coding: str) -> dict[str, Any] | None:
+        """The answer as an object; None where it is none, or too large to have been kept."""
+        try:
+            parsed = orjson.loads(unpacked(coding, b"".join(self._kept)))
+        except orjson.JSONDecodeError:
+            return None
+        return parsed if isinstance(parsed, dict) else None
+
+
+def unpacked(coding: str, body: bytes) -> bytes:
+    """The plain bytes of a copy; b"" where the label is false or the content too large."""
+    if not coding:
+        return body
+    try:
+        unpacking = Unpacking(body, coding, limit=MAX_ANSWER)
+        unpacking.run_to_end()
+    except GatewayError:
+        return b""
+    return unpacking.result()
+
+
+class Filtered:
+    """A source without the usage chunk that the client did not ask for."""
+
+    __slots__ = ("_filter", "_source")
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._filter = WithoutUsage()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The client's bytes."""
+        async for chunk in self._source.chunks():
+            kept = self._filter.feed(chunk)
+            if kept:
+                yield kept
+        rest = self._filter.rest()
+        if rest:
+            yield rest
+
+    async def close(self, *, reuse: bool) -> None:
+        """Close what is beneath."""
+        await self._source.close(reuse=reuse)
+
+
+class _Stream:
+    """Reads one stream of a governed dialect."""
+
+    __slots__ = ("call", "coding", "plain", "reader", "reply", "settling")
+
+    def __init__(self, settling: Settling, call: Call, reply: Reply, reader: Reader) -> None:
+        self.settling = settling
+        self.call = call
+        self.reply = reply
+        self.reader = reader
+        self.coding = wire_headers.coding_of(reply.headers)
+        self.plain = PlainTap()
+        tap = Tap(Events(), reader, orjson.loads)
+        if self.coding:
+            # Compressed although we asked for identity: bytes pass with their label, and a copy is
+            # read at the end.
+            reply.taps.append(self.plain)
+        else:
+            reply.taps.append(self._tap(tap))
+            if call.usage_injected:
+                # The filter stands before the taps in the byte stream; usage must be read beneath.
+                reply.taps.pop()
+                reply.source = _Tapped(reply.source, self._tap(tap))
+                reply.source = Filtered(reply.source)
+        reply.finishing.append(self.finishing)
+        reply.on_close(self.closed)
+
+    def _tap(self, tap: Tap) -> Callable[[bytes], None]:
+        reader, reply = self.reader, self.reply
+
+        def observe(chunk: bytes) -> None:
+            tap(chunk)
+            if reader.terminal:
+                reply.terminal = True
+
+        return observe
+
+    def _catch_up(self) -> None:
+        """A compressed stream is read once, when it is over."""
+        if self.coding and self.plain.size and not self.reader.events:
+            Tap(Events(), self.reader, orjson.loads)(
+                unpacked(self.coding, b"".join(self.plain._kept))  # noqa: SLF001 - same file
+            )
+            self.reply.terminal = self.reader.terminal
+
+    def finishing(self, end: End) -> bytes:
+        """A final error event where the stream ended without its mark; b"" where all is well."""
+        self._catch_up()
+        reader = self.reader
+        if reader.terminal or reader.failure is not None or self.coding:
+            return b""
+        if end is not End.COMPLETE:
+            return b""
+        call = self.call
+        error = StreamCut("The upstream's stream ended without its terminal mark.")
+        return refusals.in_band_bytes(error, dialect=call.dialect, request_id=call.id)
+
+    def closed(self, end: End) -> None:
+        """Settle: usage, end and, for an error inside the stream, its kind."""
+        self._catch_up()
+        reader, call, reply = self.reader, self.call, self.reply
+        failure: Failure | None = reader.failure
+        if failure is not None and reply.kind is None:
+            reply.kind = classify(
+                failure.status or 500, code=failure.code, error_type=failure.type,
+                message=failure.message,
+            )  # fmt: skip
+            reply.code = failure.code or failure.type
+        if reader.terminal and failure is None and end is not End.COMPLETE:
+            end = End.COMPLETE
+        if reader.malformed and self.settling.on_malformed is not None:
+            self.settling.on_malformed(call.dialect.value, reader.malformed)
+        reported = reader.usage
+        if not reader.terminal and reported is not None and (reported.output or 0) < reader.streamed:
+            reported = Usage(
+                input=reported.input,
+                output=reader.streamed,
+                cache_read=reported.cache_read,
+                cache_write=reported.cache_write,
+                reasoning=reported.reasoning,
+                estimated=True,
+            )
+        self.settling.record(call, reported, reader.streamed, end)
+
+
+class _Tapped:
+    """A source whose chunks are shown to a tap beneath a filter."""
+
+    __slots__ = ("_source", "_tap")
+
+    def __init__(self, source: Source, tap: Callable[[bytes], None]) -> None:
+        self._source = source
+        self._tap = tap
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The same chunks."""
+        async for chunk in self._source.chunks():
+            self._tap(chunk)
+            yield chunk
+
+    async def close(self, *, reuse: bool) -> None:
+        """Close what is beneath."""
+        await self._source.close(reuse=reuse)
+
+
+class Settling:
+    """The layer.
+
+    Attributes:
+        learn: Called with the call and its reported usage, to teach the estimators.
+        on_malformed: Called with dialect and number of malformed events.
+    """
+
+    __slots__ = ("learn", "on_malformed")
+
+    def __init__(
+        self,
+        *,
+        learn: Callable[[Call, Usage], None] | None = None,
+        on_malformed: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.learn = learn
+        self.on_malformed = on_malformed
+
+    def __call__(self, inner: Service) -> Service:
+        """The service with its settlement."""
+
+        async def serve(call: Call) -> Reply:
+            call.usage = None
+            reply = await inner(call)
+            codec = CODECS.get(call.dialect)
+            if reply.kind is not None:
+                reply.on_close(lambda end: self._refused(call, reply, end))
+            elif codec is None:
+                reply.on_close(lambda end: self.record(call, Usage(input=0, output=0), 0, end))
+            elif codec.reader is not None and wire_headers.is_event_stream(reply.headers):
+                _Stream(self, call, reply, codec.reader())
+            else:
+                self._plain(call, reply)
+            return reply
+
+        return serve
+
+    def _plain(self, call: Call, reply: Reply) -> None:
+        tap = PlainTap()
+        reply.taps.append(tap)
+        codec = CODECS[call.dialect]
+
+        def closed(end: End) -> None:
+            body = tap.decoded(wire_headers.coding_of(reply.headers))
+            reported = codec.usage_of(body) if body is not None else None
+            if reported is not None and call.dialect is Dialect.EMBEDDINGS:
+                reported = completed(reported, _NO_OUTPUT, 0, _FREE)
+            if body is not None and end is End.CLIENT_GONE:
+                end = End.COMPLETE  # the whole answer had arrived
+                reply.terminal = True
+            estimate = call.estimate
+            output = tap.size // BYTES_PER_TOKEN
+            if body is None and tap.size > MAX_ANSWER and estimate is not None:
+                output = estimate.output
+            self.record(call, reported, output, end)
+
+        reply.on_close(closed)
+
+    def _refused(self, call: Call, reply: Reply, end: End) -> None:
+        """A bad answer cost no tokens, unless it was an error after a stream had begun."""
+        call.usage = Usage(input=0, output=0)
+        call.end = end if reply.kind is Kind.CALLER else End.FAILED
+
+    def record(self, call: Call, reported: Usage | None, streamed: int, end: End) -> None:
+        """Write the settlement into the call and teach the estimators."""
+        estimate, deployment = call.estimate, call.deployment
+        if estimate is None or deployment is None:
+            return
+        call.usage = completed(reported, estimate, streamed, deployment.price)
+        call.end = end
+        if self.learn is not None and reported is not None and not call.usage.estimated:
+            self.learn(call, call.usage)
+
+
+_NO_OUTPUT = Estimate(input=0, output=0)
