@@ -1,0 +1,1 @@
+"""Policy files: read, checked, compiled and watched. pydantic and YAML stay in this room."""
