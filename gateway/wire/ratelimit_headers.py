@@ -1,11 +1,12 @@
 """Retry-After and rate-limit headers, in and out; waits told in bodies.
 
-In: every form the field has seen (`admission.md` §2.2, §12) becomes micros from now, and what cannot
-be read counts as absent, because telemetry must never fail a paid answer. Seconds may be decimal;
-`retry-after-ms` beats `retry-after`; a date counts from the response's own Date, in the past as zero;
-of two valid values the larger holds. Resets are Go durations, RFC 3339 dates, seconds, or epochs in
-seconds or milliseconds; what is not positive or further than 25 hours ahead is dropped. A reset says
-when a limit is *full* again, so only those of exhausted dimensions mean a wait, the latest of them.
+In: every form the field has seen (`admission.md` §2.2, §12) becomes micros from now; what cannot be
+read counts as absent, because telemetry must never fail a paid answer. Seconds may be decimal;
+`retry-after-ms` beats `retry-after`; a date counts from the response's own Date, in the past as
+zero; of two valid values the larger holds. Resets are Go durations, RFC 3339 dates, seconds, or
+epochs in seconds or milliseconds; what is not positive or further than 25 hours ahead is dropped. A
+reset says when a limit is *full* again, so only those of exhausted dimensions mean a wait, the
+latest of them.
 
 Out: `Retry-After` is a whole number of seconds from 1 to 60 and `retry-after-ms` the same instant:
 SDKs give up above 60 or 120 seconds or sleep for ever, and an upstream's value is never relayed.
@@ -34,7 +35,7 @@ FARTHEST_WAIT: Micros = 10 * 366 * 24 * 3600 * MICRO
 """Longer waits are cut to it, so that no arithmetic meets a thousand digits."""
 
 LONGEST_RETRY: Micros = 60 * MICRO
-"""Above it a refusal is hard: openai-js ignores such values, openai-py gives up, anthropic-py sleeps."""
+"""Above it a refusal is hard: openai-js ignores such values, anthropic-py sleeps them."""
 
 LONGEST_INFERRED: Micros = 60 * MICRO
 """A wait inferred from exhausted dimensions, where a 429 names none, is at most this long."""
@@ -139,10 +140,13 @@ def retry_after(headers: HeaderList, *, now: Micros) -> Micros | None:
 
 
 def _retry_values(value: str, clock: Micros) -> list[Micros]:
-    """The waits of one header line: seconds, a date, or seconds that a proxy joined by commas."""
+    """The waits of one header line: seconds, a date, a duration, or seconds joined by commas."""
     date = _http_date(value)
     if date is not None:
         return [min(max(0, date - clock), FARTHEST_WAIT)]
+    whole = duration(value)
+    if whole is not None:
+        return [whole]
     amounts = [_number(entry.strip()) for entry in value.split(",")]
     return [_bounded(amount * MICRO) for amount in amounts if amount is not None]
 
@@ -179,7 +183,7 @@ def wait_told(
 
 
 def duration(value: str) -> Micros | None:
-    """Micros of a Go duration with decimals (`6m0s`, `17ms`, `23h47m36.648s`); None if it is none."""
+    """Micros of a Go duration with decimals (`6m0s`, `17ms`, `2m59.56s`); None if it is none."""
     if not _DURATION.fullmatch(value):
         return None
     total = sum(float(amount) * _SCALES[unit] for amount, unit in _DURATION_PART.findall(value))
@@ -187,10 +191,10 @@ def duration(value: str) -> Micros | None:
 
 
 def reset_in(value: str, *, now: Micros) -> Micros | None:
-    """Micros from now to a reset, in any of its forms; None for what is illegible, past or too far.
+    """Micros from now to a reset in any of its forms; None for the illegible, past or too far.
 
-    Plain numbers from 10⁹ are epoch seconds, from 10¹² epoch milliseconds, smaller ones seconds from
-    now. `500ms` is not 500.
+    Plain numbers from 10⁹ are epoch seconds, from 10¹² epoch milliseconds, smaller ones seconds
+    from now. `500ms` is not 500.
     """
     value = value.strip()
     wait: float | None
