@@ -30,6 +30,7 @@ class Evidence:
     Attributes:
         exchanges: Per call name, one exchange per copy; in order of the calls.
         changes: Changes of counters and values of gauges; None where nobody asked.
+        unreadable: Why the counters could not be read, or "".
         log: The gateway's log since the variant began; None where it cannot be read.
     """
 
@@ -38,6 +39,7 @@ class Evidence:
     names: items.Names
     exchanges: dict[str, list[Exchange]] = field(default_factory=dict)
     changes: Mapping[str, float] | None = None
+    unreadable: str = ""
     log: str | None = None
 
     def wire(self, value: Any) -> bytes:
@@ -570,7 +572,7 @@ def judge_upstream(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
 
 def _accounting(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
     if evidence.changes is None:
-        return ["accounting: the gateway's metrics could not be read"]
+        return [f"accounting: not readable: {evidence.unreadable}"]
     return [
         f"accounting {name}: expected {want}, seen {evidence.changes.get(name, 0):g}"
         for name, want in wanted.items()

@@ -291,7 +291,11 @@ async def _sample_memory(lane: Lane, peak: list[int]) -> None:
 
 
 async def _baseline(lane: Lane) -> dict[str, float]:
-    """Counters once the previous variant's calls are over."""
+    """Counters once the previous variant's calls are over.
+
+    Raises:
+        NoAccounts: They cannot be read.
+    """
     end = time.monotonic() + SETTLE
     while True:
         values = await lane.books.fresh()
@@ -336,8 +340,6 @@ async def play(variant: Variant, lane: Lane, *, alone: bool) -> Outcome:
                 problems = await _alive(variant, lane, float(variant.expect["alive_within"]))
     except TimeoutError:
         problems = [f"limit: the variant was not over after {variant.limit_all or LIMIT_ALL} s"]
-    except accounts.NoAccounts as error:
-        problems = [f"accounting: {error}"]
     except items.UnknownVariable as error:
         problems = [f"variable ${{{error}}} has no value"]
     finally:
@@ -348,7 +350,11 @@ async def play(variant: Variant, lane: Lane, *, alone: bool) -> Outcome:
 
 async def _played(variant: Variant, lane: Lane, evidence: judge.Evidence) -> list[str]:
     counted = judge.speaks_of(variant.expect, "accounting")
-    before = await _baseline(lane) if counted else {}
+    before: dict[str, float] = {}
+    try:
+        before = await _baseline(lane) if counted else {}
+    except accounts.NoAccounts as error:  # the rest of the variant is judged all the same
+        evidence.unreadable, counted = str(error), False
     position = lane.log(-1)[1] if lane.log else 0
     peak = [0]
     sampler = asyncio.create_task(_sample_memory(lane, peak)) if counted and solitary(variant) else None
@@ -363,7 +369,10 @@ async def _played(variant: Variant, lane: Lane, evidence: judge.Evidence) -> lis
 
     async def look() -> list[str]:
         if counted:
-            evidence.changes = _changes(before, await lane.books.values(), peak[0])
+            try:
+                evidence.changes = _changes(before, await lane.books.values(), peak[0])
+            except accounts.NoAccounts as error:
+                evidence.changes, evidence.unreadable = None, str(error)
         if lane.log and "log" in variant.expect:
             evidence.log = lane.log(position)[0]
         return judge.judge_all(evidence)
@@ -390,7 +399,9 @@ async def _settled(look: Callable[[], Any], *, confirm: float) -> list[str]:
 
 
 def _may_settle(problem: str) -> bool:
-    return any(word in problem for word in ("accounting", "upstream", "log:"))
+    return "not readable" not in problem and any(
+        word in problem for word in ("accounting", "upstream requests", "upstream closed within")
+    )
 
 
 async def _alive(variant: Variant, lane: Lane, limit: float) -> list[str]:
