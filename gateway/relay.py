@@ -1,7 +1,7 @@
-"""The client's end of one exchange: heads, bodies, keep-alive bytes, refusals, and broken ends.
+"""The client's end of one exchange: heads, bodies, keep-alive bytes, refusals, broken ends.
 
 An `Outlet` knows how much the client has seen. From that follows what may still be said: a real
-status before the head, an event of the dialect after it, and nothing after the last byte. A body that
+status before the head, an event of the dialect after it, nothing after the last byte. A body that
 did not end well never ends cleanly: its framing stays unfinished and the connection is dropped, so
 that no client takes half an answer for a whole one (`protocols.md` §2.4; Portkey#1797).
 
@@ -10,37 +10,413 @@ Bytes pass chunk by chunk; taps see each before it is sent. Awaiting `send` is t
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import orjson
+
 from gateway import framing
-from gateway.bodies import MAX_WINDOW, PIECE
-from gateway.call import Call, End, Reply
-from gateway.errors import GatewayError, StreamCut, UpstreamFault, UpstreamMalformed, UpstreamTimeout
+from gateway.call import ClientKind, Dialect, End, Family
+from gateway.errors import (
+    StreamCut,
+    UpstreamFault,
+    UpstreamMalformed,
+    UpstreamTimeout,
+)
 from gateway.units import MICRO, Micros
 from gateway.upstream import TransportFault
+from gateway.wire import refusals, sse
+from gateway.wire.headers import coding_of, is_event_stream
 
 if TYPE_CHECKING:
-    from gateway.call import HeaderList
-    from gateway.clock import Clock, Timer
+    from collections.abc import Mapping
 
-Scope: TypeAlias = "MutableMapping[str, Any]"
+    from gateway.call import HeaderList, Reply
+    from gateway.clock import Clock, Timer
+    from gateway.errors import GatewayError
+    from gateway.wire.keepalive import ResponsesOpening
+
 Message: TypeAlias = "MutableMapping[str, Any]"
+Scope: TypeAlias = Message
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 CLIENT_STALL: Micros = 60 * MICRO
-"""A client that takes no byte for so long is gone; below every upstream's idle deadline."""
+"""A client that takes no byte for so long (at most twice it) is gone; shorter than an upstream's
+idle deadline, so that a slow reader is never mistaken for a silent provider."""
 
-MAX_ERROR_TEXT = 64 * 1024
-"""Bytes read of an upstream's refusal that must be said in-band."""
+LARGE = 64 * 1024
+"""Declared bytes up to which an answer fits the socket's buffer and nobody can stall it."""
 
-MAX_HELD = 1024 * 1024
-"""Bytes held back while looking for the end of a first event to swallow."""
+MAX_REFUSAL = 64 * 1024
+"""Bytes read of an upstream's refusal that has to be said in-band."""
 
 ABORT = "tidegate.abort"
-"""ASGI extension of `connection.py`: ends the connection with the framing unfinished."""
+"""ASGI extension offered by `connection.py`: drop the connection, its framing unfinished."""
 
-_BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_CREATED = re.compile(rb"^event:[ ]?response\.created[\r\n]|\"type\":\s*\"response\.created\"", re.M)
+STREAM_HEAD: HeaderList = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+_BODILESS = frozenset((204, 304))
+
+
+class Outlet:
+    """What has been said to the client of one exchange, and what may still be.
+
+    Attributes:
+        always: Headers that go on whatever head is sent: call id, CORS.
+        dialect, family, client: In whose language refusals are put.
+        started: A head was sent.
+        answered: That head, or bytes after it, are an upstream's.
+        opening: How we opened a Responses stream ourselves; None where we did not.
+        over: Nothing more can be said.
+        deaf: The client is gone, but the upstream is heard out; nothing is sent.
+    """
+
+    __slots__ = (
+        "_abort", "_clock", "_method", "_moves", "_on_stall", "_seen", "_send", "_stream", "_tail",
+        "_timer", "always", "answered", "call_id", "client", "closing", "deaf", "dialect",
+        "family", "opening", "over", "started", "status",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, send: Send, *, call_id: str) -> None:
+        self._send = send
+        self._method: str = scope["method"]
+        self._abort: Callable[[bool], None] | None = None
+        extensions = scope.get("extensions")
+        if extensions is not None:
+            self._abort = extensions.get(ABORT)
+        self.call_id = call_id
+        self.always: HeaderList = [(b"tidegate-call-id", call_id.encode())]
+        self.dialect = Dialect.PASSTHROUGH
+        self.family = Family.OPENAI
+        self.client = ClientKind.SDK
+        self.started = False
+        self.answered = False
+        self.over = False
+        self.deaf = False
+        self.closing = False
+        self.status = 0
+        self.opening: ResponsesOpening | None = None
+        self._stream = False
+        self._tail = b"\n"
+        self._moves = 0
+        self._seen = 0
+        self._timer: Timer | None = None
+        self._clock: Clock | None = None
+        self._on_stall: Callable[[], None] | None = None
+
+    # --- small answers of our own --------------------------------------------------------------
+
+    async def plain(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
+        """A whole answer of our own was sent."""
+        await self._head(status, headers, length=None if status in _BODILESS else len(body))
+        await self._last(body)
+
+    async def refuse(
+        self,
+        error: GatewayError,
+        *,
+        extra: HeaderList | None = None,
+        linger: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """The refusal was said in the strongest form still possible.
+
+        Args:
+            error: Why.
+            extra: Headers that layers wrote.
+            linger: Reads on for a while before the connection closes: a client that is still
+                sending its body would otherwise see a reset instead of the refusal.
+        """
+        if self.over:
+            return
+        if self.answered:
+            await self.cut(error)
+        elif self.started:
+            await self._push(self._in_band(error))
+            await self._last(b"")
+        else:
+            await self._refusal(error, extra or [], linger)
+
+    async def _refusal(
+        self,
+        error: GatewayError,
+        extra: HeaderList,
+        linger: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        said = refusals.refusal(
+            error,
+            dialect=self.dialect,
+            family=self.family,
+            client=self.client,
+            request_id=self.call_id,
+        )
+        names = {name for name, _ in said.headers}
+        headers = said.headers + [pair for pair in extra if pair[0] not in names]
+        body = _encode(said.body)
+        await self._head(said.status, headers, length=len(body))
+        if linger is not None:
+            await self._push(body)
+            await linger()
+            body = b""
+        await self._last(body)
+
+    # --- keep-alive before an answer -----------------------------------------------------------
+
+    async def keep_alive(self, data: bytes, extra: HeaderList) -> None:
+        """The bytes were sent in a stream of ours, whose head is committed with the first of them."""
+        if self.over or self.answered:
+            return
+        if not self.started:
+            self._stream = True
+            self._watch()
+            await self._head(200, STREAM_HEAD + extra, length=None)
+        await self._push(data)
+
+    # --- an upstream's answer ------------------------------------------------------------------
+
+    async def relay(self, reply: Reply, extra: HeaderList) -> End:
+        """The reply was passed on as far as it came; it is finished, its source not yet closed.
+
+        Raises:
+            UpstreamMalformed: Its head is none; nothing was said yet.
+        """
+        if self.started:
+            return await self._relay_into(reply)
+        if not 200 <= reply.status <= 599:
+            raise UpstreamMalformed(f"The upstream answered with status {reply.status}.")
+        headers = framing.end_to_end(reply.headers)
+        length = _declared(headers)
+        if length is None or reply.status in _BODILESS:
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        self._stream = is_event_stream(headers) and not coding_of(headers)
+        self.answered = True
+        await self._head(reply.status, headers + extra, length=None)
+        if self._method == "HEAD" or reply.status in _BODILESS:
+            reply.finish(End.COMPLETE)
+            await self._last(b"")
+            return End.COMPLETE
+        return await self._body(reply, length, None)
+
+    async def _relay_into(self, reply: Reply) -> End:
+        """The reply's events follow our keep-alive bytes; anything else is said as an error."""
+        if reply.status != 200 or coding_of(reply.headers) or not is_event_stream(reply.headers):
+            error = await _as_error(reply)
+            reply.finish(End.COMPLETE)
+            await self.refuse(error)
+            return End.COMPLETE
+        self.answered = True
+        return await self._body(reply, None, self.opening)
+
+    async def _body(
+        self, reply: Reply, length: int | None, opening: ResponsesOpening | None
+    ) -> End:
+        taps = reply.taps
+        left = length
+        fault: GatewayError | None = None
+        if length is None or length > LARGE:
+            self._watch()
+        try:
+            async for chunk in reply.source.chunks():
+                for tap in taps:
+                    tap(chunk)
+                out = chunk if opening is None else opening.feed(chunk)
+                if not out:
+                    continue
+                if left is not None:
+                    left -= len(out)
+                    if left < 0:
+                        fault = UpstreamMalformed("The upstream sent more than it had declared.")
+                        break
+                self._tail = out
+                await self._push(out)
+        except TransportFault as error:
+            fault = _fault_of(error)
+        except (StreamCut, UpstreamMalformed, UpstreamTimeout) as error:
+            fault = error
+        if fault is None and left:
+            fault = StreamCut("The upstream sent less than it had declared.")
+        return await self._ended(reply, fault, whole=length is None, opening=opening)
+
+    async def _ended(
+        self,
+        reply: Reply,
+        fault: GatewayError | None,
+        *,
+        whole: bool,
+        opening: ResponsesOpening | None,
+    ) -> End:
+        """The reply is finished as it ended, and the client was told so."""
+        if fault is not None and reply.terminal and whole:
+            fault = None  # everything had arrived; how the upstream hung up does not matter
+        end = End.COMPLETE
+        if fault is not None:
+            end = End.STALLED if isinstance(fault, UpstreamTimeout) else End.CUT
+        last = b""
+        for hook in reply.finishing:
+            last = hook(end)
+            if last:
+                break
+        if fault is None and last:
+            end = End.CUT
+        reply.finish(end)
+        if end is End.COMPLETE:
+            await self._last(b"" if opening is None else opening.rest())
+        else:
+            await self.cut(fault, said=last)
+        return end
+
+    async def cut(self, error: GatewayError | None, *, said: bytes = b"") -> None:
+        """The body was broken off so that nobody takes it for whole.
+
+        An error event is sent first where one can be understood: in a plain stream and not in the
+        middle of a line, where it would only make the half event parse as a whole, broken one.
+        """
+        if self.over:
+            return
+        if self._stream and self._tail[-1:] in (b"\n", b"\r"):
+            if not said and error is not None:
+                said = self._in_band(error)
+            if said:
+                await self._push(said if _at_boundary(self._tail) else b"\n" + said)
+        self.abort()
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def abort(self, *, hard: bool = False) -> None:
+        """The connection is dropped, its framing unfinished; `hard` forgets unsent bytes too.
+
+        Without the extension, leaving the ASGI call unfinished has the same effect.
+        """
+        self.over = True
+        if self._abort is not None:
+            self._abort(hard)
+
+    def guard(self, clock: Clock, on_stall: Callable[[], None]) -> None:
+        """From now on a client that takes nothing of a long body for `CLIENT_STALL` is reported."""
+        self._clock = clock
+        self._on_stall = on_stall
+
+    def _watch(self) -> None:
+        if self._timer is None and self._clock is not None:
+            self._seen = 0
+            self._timer = self._clock.after(CLIENT_STALL, self._check)
+
+    def _check(self) -> None:
+        # Odd: a send is being awaited. The same one as at the last look: it makes no progress.
+        if self._moves & 1 and self._moves == self._seen and self._on_stall is not None:
+            self._on_stall()
+        elif self._clock is not None:
+            self._seen = self._moves
+            self._timer = self._clock.after(CLIENT_STALL, self._check)
+
+    def unwatch(self) -> None:
+        """No callback will come."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _head(self, status: int, headers: HeaderList, *, length: int | None) -> None:
+        name = b"request-id" if self.family is Family.ANTHROPIC else b"x-request-id"
+        headers = headers + self.always
+        if not any(pair[0] == name for pair in headers):
+            headers.append((name, self.call_id.encode()))
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        if self.closing:
+            headers.append((b"connection", b"close"))
+        self.started = True
+        self.status = status
+        if not self.deaf:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _push(self, data: bytes) -> None:
+        self._moves += 1
+        if not self.deaf:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._moves += 1
+
+    async def _last(self, data: bytes) -> None:
+        self.over = True
+        self._moves += 1
+        if not self.deaf:
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        self._moves += 1
+
+    def _in_band(self, error: GatewayError) -> bytes:
+        opening = self.opening
+        name, body = refusals.in_band(
+            error,
+            dialect=self.dialect,
+            request_id=self.call_id,
+            response_id=opening.response_id if opening is not None else "",
+            sequence=opening.next() if opening is not None else 0,
+        )
+        return sse.frame(_encode(body), name)
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # a lone surrogate in something quoted: escaped, it harms nobody
+        return json.dumps(body, default=str).encode()
+
+
+def _declared(headers: HeaderList) -> int | None:
+    """The one valid Content-Length; None where there is none, or several that disagree."""
+    values = {value for name, value in headers if name == b"content-length"}
+    if len(values) != 1:
+        return None
+    value = values.pop()
+    return int(value) if value.isdigit() and len(value) <= 18 else None
+
+
+def _at_boundary(tail: bytes) -> bool:
+    return tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) or tail == b"\n"
+
+
+def _fault_of(error: TransportFault) -> GatewayError:
+    """What broke the body, as an error of ours; its kind tells a deadline from a cut."""
+    if error.kind in {"reset", "cut"}:
+        return StreamCut("The upstream broke the answer off before its end.")
+    if error.kind == "malformed":
+        return UpstreamMalformed("The upstream's answer stopped being HTTP.")
+    return UpstreamTimeout(f"The upstream's answer was ended by a deadline ({error.kind}).")
+
+
+async def _as_error(reply: Reply) -> GatewayError:
+    """An answer that cannot follow keep-alive bytes, as an error: its text, read within a bound."""
+    text = b""
+    try:
+        async for chunk in reply.source.chunks():
+            for tap in reply.taps:
+                tap(chunk)
+            if len(text) < MAX_REFUSAL:
+                text += chunk[:MAX_REFUSAL]
+    except TransportFault:
+        pass  # what came of a refusal that broke off is still the best word we have
+    if reply.status == 200:
+        return UpstreamMalformed("The upstream did not answer with the stream it was asked for.")
+    return UpstreamFault(
+        f"The upstream refused with {reply.status}: {_message_of(text)}",
+        code=reply.code or None,
+        retry_after=reply.retry_after,
+    )
+
+
+def _message_of(text: bytes) -> str:
+    """The message of a provider's error body, in any dialect; its first words if it has no shape."""
+    try:
+        body = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        body = None
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        message = error.get("message") if isinstance(error, dict) else error
+        if isinstance(message, str):
+            return message
+    return text[:500].decode("utf-8", "replace")

@@ -1,0 +1,430 @@
+"""The only ASGI code of the data path: bytes become a Call, a Reply or a refusal becomes bytes.
+
+A request passes four gates before it costs anything: its head must be unambiguous (`framing`), its
+path must be ours (`routes`), the process must have room, and its body must be readable in bounds
+(`bodies`). Then the pipeline answers, and an `Outlet` (`relay`) says what the client may still
+hear.
+
+The law of a call's end: whoever ends it records why *before* anything is cancelled, the synchronous
+half of closing (`Reply.finish`: settlement, permit) runs at once, the rest is shielded, and nothing
+that the client does or omits can skip it. One watcher task per call waits for the client to leave.
+Source: `protocols.md` §1 to §4; `performance.md` §6, §8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gateway import bodies, cors, framing, routes
+from gateway.call import Call, End, Reply, Service
+from gateway.clock import Expiry
+from gateway.errors import Draining, Forbidden, GatewayError, MalformedCall, QueueFull
+from gateway.flight import Flight
+from gateway.intake import Intake, Offload
+from gateway.keeper import Keeper
+from gateway.relay import Outlet, Receive, Scope, Send
+from gateway.units import MICRO, Micros, Rng
+
+if TYPE_CHECKING:
+    from gateway.clock import Clock
+    from gateway.framing import Head
+    from gateway.routes import Route
+    from gateway.snapshot import EdgeRules, Snapshot
+
+LINGER: Micros = 5 * MICRO
+"""Time in which a client that is still sending may come to read why it was refused."""
+
+LINGER_BYTES = 64 * 1024 * 1024
+"""Bytes thrown away in that time."""
+
+SMALL_REST = 64 * 1024
+"""Declared bytes left unread up to which a refusal keeps the connection."""
+
+SOFT: Micros = 1 * MICRO
+"""Wait advised when the process itself is full or stopping."""
+
+HELD_GRACE: Micros = 4 * MICRO
+"""Time in which a waiting call may still be served once the process is stopping."""
+
+LOOK: Micros = MICRO // 2
+"""How often a stopping process looks for calls that wait."""
+
+Spawn: TypeAlias = "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]"
+
+
+def _unheard(_call_id: str, _error: BaseException) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """Who hears of what the pipeline cannot see.
+
+    Attributes:
+        refused: (call id, error): a request was refused before the pipeline saw it.
+        crashed: (call id, exception): something unexpected escaped. Log it, without any body.
+    """
+
+    refused: Callable[[str, GatewayError], None] = _unheard
+    crashed: Callable[[str, BaseException], None] = _unheard
+
+
+class Edge:
+    """The data listener's ASGI application.
+
+    Attributes:
+        draining: The process is stopping; new calls are refused.
+    """
+
+    def __init__(  # noqa: PLR0913 - the composition root hands over each dependency once
+        self,
+        *,
+        service: Service,
+        snapshot: Callable[[], Snapshot],
+        clock: Clock,
+        spawn: Spawn,
+        rng: Rng,
+        hooks: Hooks | None = None,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        self._service = service
+        self._snapshot = snapshot
+        self._clock = clock
+        self._spawn = spawn
+        self._rng = rng
+        self._hooks = hooks or Hooks()
+        self._intake = Intake(clock, offload)
+        self._flights: set[Flight] = set()
+        self._idle: asyncio.Event | None = None
+        self._hosts = framing.HostRule(snapshot().edge)
+        self.draining = False
+
+    @property
+    def in_flight(self) -> int:
+        """Calls under way."""
+        return len(self._flights)
+
+    @property
+    def waiting(self) -> int:
+        """Calls of which nothing went upstream yet."""
+        return sum(flight.waiting for flight in self._flights)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One exchange, whatever happens in it."""
+        if scope["type"] != "http":
+            await _decline(scope, receive, send)
+            return
+        received = self._clock.now()
+        # Sortable by time, unguessable enough to name a call in a ticket.
+        call_id = f"{received // 1000:011x}{self._rng.getrandbits(52):013x}"
+        outlet = Outlet(scope, send, call_id=call_id)
+        outlet.closing = self.draining
+        head = framing.Head()
+        try:
+            head = framing.read(scope["headers"])
+            entry = self._enter(scope, head, outlet)
+            if isinstance(entry, int):
+                await outlet.plain(entry, [])
+                return
+            call = self._call(scope, head, outlet, entry, received)
+        except GatewayError as error:
+            await self._refuse_early(outlet, scope, head, receive, error)
+            return
+        await self._fly(Flight(call, head, outlet, receive), streams=entry.streams_upload)
+
+    # --- the gates -----------------------------------------------------------------------------
+
+    def _enter(self, scope: Scope, head: Head, outlet: Outlet) -> Route | int:
+        """The route, or the status of an answer without body; raises the refusal."""
+        snapshot = self._snapshot()
+        rules = snapshot.edge
+        if self._hosts.rules is not rules:
+            self._hosts = framing.HostRule(rules)
+        path = _raw_path(scope)
+        outlet.client = head.client
+        outlet.dialect = routes.dialect_of(path)
+        outlet.family = routes.family_of(path, anthropic=head.anthropic)
+        server = scope.get("server")
+        if not self._hosts.allows(head.host, server[0] if server else ""):
+            raise MalformedCall(
+                f"Host {head.host.decode('latin-1')[:128]!r} is not one this listener answers to; "
+                "add it to listeners.allowed_hosts.",
+                code="host_not_allowed",
+                because="edge.allowed_hosts",
+            )
+        if rules.cors_origins:
+            outlet.always += cors.answer_headers(head.origin, rules.cors_origins)
+        method = scope["method"]
+        if method == "OPTIONS":
+            outlet.always += _preflight(scope, head, rules)
+            return 204
+        _check_secrets(scope["query_string"])
+        _check_origin(head, rules)
+        route = routes.choose(method, path, anthropic=head.anthropic, snapshot=snapshot)
+        if isinstance(route, GatewayError):
+            raise route
+        if route.hello:
+            return 204
+        self._check_room(rules)
+        outlet.dialect = route.dialect
+        outlet.family = route.family
+        return route
+
+    def _check_room(self, rules: EdgeRules) -> None:
+        if self.draining:
+            raise Draining(
+                "Tidegate is stopping; the call was not begun. Try again.", retry_after=SOFT
+            )
+        if len(self._flights) >= rules.max_in_flight:
+            raise QueueFull(
+                f"Tidegate has {rules.max_in_flight} calls under way, its own limit "
+                "(listeners.max_in_flight). Try again.",
+                retry_after=SOFT,
+                because="edge.max_in_flight",
+            )
+
+    def _call(
+        self, scope: Scope, head: Head, outlet: Outlet, route: Route, received: Micros
+    ) -> Call:
+        query = scope["query_string"]
+        raw = scope["raw_path"]
+        call = Call(
+            id=outlet.call_id,
+            dialect=route.dialect,
+            family=route.family,
+            method=scope["method"],
+            path=scope["path"],
+            target=raw + b"?" + query if query else raw,
+            headers=head.kept,
+            snapshot=self._snapshot(),
+            received=received,
+            client=head.client,
+        )
+        call.coding = head.coding
+        client = scope.get("client")
+        if client:
+            call.peer = client[0]
+        return call
+
+    # --- one call ------------------------------------------------------------------------------
+
+    async def _fly(self, flight: Flight, *, streams: bool) -> None:
+        """The call is answered, and everything it held is given back."""
+        self._flights.add(flight)
+        try:
+            error = await self._attempt(flight, streams=streams)
+            if error is not None:
+                await self._say(flight, error)
+        except asyncio.CancelledError:
+            if flight.why is None or flight.task is None:
+                raise
+            flight.task.uncancel()
+        finally:
+            flight.over = True
+            self._intake.give_back(flight)
+            self._flights.discard(flight)
+            if self._idle is not None and not self._flights:
+                self._idle.set()
+            flight.outlet.unwatch()
+            if flight.keeper is not None:
+                flight.keeper.cancel()
+            if flight.watcher is not None:
+                flight.watcher.cancel()
+            if flight.reply is not None:
+                await self._close(flight.reply, flight.why or flight.ended, flight.call.id)
+
+    async def _attempt(self, flight: Flight, *, streams: bool) -> GatewayError | None:
+        """None once the call was answered or its client is gone; else what is to be said instead."""
+        call = flight.call
+        try:
+            if streams:
+                self._intake.stream(flight)
+            elif call.method == "POST":
+                await self._intake.take(flight)
+            flight.watcher = self._spawn(self._watch(flight))
+            flight.outlet.guard(self._clock, flight.client_stalled)
+            if call.fields is not None and call.fields.stream:
+                flight.keeper = Keeper(call, flight.outlet, clock=self._clock, spawn=self._spawn)
+            flight.entered = True
+            flight.reply = await self._service(call)
+            if flight.keeper is not None:
+                await flight.keeper.stop()
+            flight.ended = await flight.outlet.relay(flight.reply, call.extra_headers)
+        except bodies.ClientGone:
+            flight.why = End.CLIENT_GONE
+        except asyncio.CancelledError:
+            if flight.why is not End.DRAINED or flight.task is None:
+                raise
+            flight.task.uncancel()
+            return Draining("Tidegate is stopping; the call was ended.", retry_after=SOFT)
+        except GatewayError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the last line: whatever escapes must be
+        answered self._hooks.crashed(call.id, error)
+            return _internal(call.id)
+        return None
+
+    async def _say(self, flight: Flight, error: GatewayError) -> None:
+        """The client hears why there is no answer."""
+        if flight.keeper is not None:
+            await flight.keeper.stop()
+        if not flight.entered:
+            self._hooks.refused(flight.call.id, error)
+        linger = self._lingering(flight.outlet, flight.head, flight.receive, unread=flight.unread)
+        await flight.outlet.refuse(error, extra=flight.call.extra_headers, linger=linger)
+
+    async def _watch(self, flight: Flight) -> None:
+        """The connection is read until the client leaves; what comes of a body is passed on."""
+        try:
+            while True:
+                message = await flight.receive()
+                if message["type"] == "http.disconnect":
+                    break
+                if flight.upload is not None:
+                    more = message.get("more_body", False)
+                    await flight.upload.put(message.get("body", b""), more=more)
+                    flight.unread = more
+        except Exception as error:  # noqa: BLE001 - it would take the whole task group with it
+            self._hooks.crashed(flight.call.id, error)
+        flight.client_left()
+
+    async def _close(self, reply: Reply, end: End, call_id: str) -> None:
+        """The reply is closed even if somebody cancels this very task meanwhile."""
+        try:
+            await reply.close(end)
+        except asyncio.CancelledError:
+            self._spawn(self._close(reply, end, call_id))
+            raise
+        except Exception as error:  # noqa: BLE001 - the answer was given; a close must not undo it
+            self._hooks.crashed(call_id, error)
+
+    # --- refusals before a call ----------------------------------------------------------------
+
+    async def _refuse_early(
+        self, outlet: Outlet, scope: Scope, head: Head, receive: Receive, error: GatewayError
+    ) -> None:
+        path = _raw_path(scope)
+        if not head.host:  # the head itself was refused: nothing of this connection can be trusted
+            outlet.dialect = routes.dialect_of(path)
+            outlet.family = routes.family_of(path)
+            outlet.closing = True
+        self._hooks.refused(outlet.call_id, error)
+        linger = self._lingering(outlet, head, receive, unread=head.has_body)
+        await outlet.refuse(error, linger=linger)
+
+    def _lingering(
+        self, outlet: Outlet, head: Head, receive: Receive, *, unread: bool
+    ) -> Callable[[], Awaitable[None]] | None:
+        """What to do about a body that nobody will read: close, after giving its sender time.
+
+        Closing a socket with unread bytes resets it, and the reset overtakes the refusal. Small
+        rests are read by the server itself and cost no connection.
+        """
+        if not unread or (head.length is not None and head.length <= SMALL_REST):
+            return None
+        outlet.closing = True
+        if head.expects:
+            return None  # it was never told to go on
+
+        async def linger() -> None:
+            size = 0
+            try:
+                with Expiry(self._clock, LINGER):
+                    while size < LINGER_BYTES:
+                        message = await receive()
+                        size += len(message.get("body", b""))
+                        if not message.get("more_body", False):
+                            return
+            except TimeoutError:
+                return
+
+        return linger
+
+    # --- stopping ------------------------------------------------------------------------------
+
+    async def drain(self, limit: Micros) -> int:
+        """No call is under way any more; returns how many had to be cut off.
+
+        New calls are refused at once, waiting ones softly after `HELD_GRACE`, streams after
+        `limit`.
+        """
+        self.draining = True
+        began = self._clock.now()
+        grace = min(HELD_GRACE, limit // 2)
+        while self._flights and (passed := self._clock.now() - began) < limit:
+            if passed >= grace:
+                for flight in [one for one in self._flights if one.waiting]:
+                    flight.end(End.DRAINED)
+            await self._rest(min(LOOK, limit - passed))
+        cut = list(self._flights)
+        for flight in cut:
+            flight.end(End.DRAINED)
+        await self._rest(LOOK)
+        for flight in list(self._flights):
+            flight.outlet.abort(hard=True)
+        return len(cut)
+
+    async def _rest(self, span: Micros) -> None:
+        """Returns after that time, or once no call is under way."""
+        if not self._flights:
+            return
+        self._idle = event = asyncio.Event()
+        timer = self._clock.after(span, event.set)
+        try:
+            await event.wait()
+        finally:
+            timer.cancel()
+            self._idle = None
+
+
+def _raw_path(scope: Scope) -> str:
+    raw: bytes = scope["raw_path"]
+    return raw.decode("latin-1")
+
+
+def _check_secrets(query: bytes) -> None:
+    if query:
+        name = framing.secret_in_query(query)
+        if name is not None:
+            raise MalformedCall(
+                f"The query parameter {name!r} carries a credential. Send it in the Authorization "
+                "or x-api-key header: URLs are written to logs.",
+                code="credential_in_query",
+            )
+
+
+def _check_origin(head: Head, rules: EdgeRules) -> None:
+    """A page of a foreign origin may not spend what a caller without credential may."""
+    if head.origin is None or head.credential or rules.anonymous is None:
+        return
+    if not cors.allowed(head.origin, rules.cors_origins):
+        raise Forbidden(
+            "Requests of web pages need a credential or an origin named in listeners.cors_origins.",
+            because="edge.cors_origins",
+        )
+
+
+def _preflight(scope: Scope, head: Head, rules: EdgeRules) -> list[tuple[bytes, bytes]]:
+    requested = None
+    for name, value in scope["headers"]:
+        if name == b"access-control-request-headers":
+            requested = value
+    return cors.preflight_headers(head.origin, rules.cors_origins, requested=requested)
+
+
+def _internal(call_id: str) -> GatewayError:
+    return GatewayError(
+        f"Tidegate failed inside; this is not the provider's fault. Call {call_id} is in its log."
+    )
+
+
+async def _decline(scope: Scope, receive: Receive, send: Send) -> None:
+    """WebSockets are closed before they open; other protocols are not ours."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    raise RuntimeError(f"the data listener does not speak {scope['type']!r}")

@@ -1,0 +1,82 @@
+"""One call under way, as the edge sees it; and who may end it, in which order.
+
+Whoever ends a call records why before anything is cancelled, so that a deadline, a stop of the
+process and a client hanging up are never mistaken for each other. The synchronous half of closing
+runs at once: a permit is back before the call's own task has noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gateway.call import Call, End, Reply
+
+if TYPE_CHECKING:
+    from gateway.bodies import Upload
+    from gateway.framing import Head
+    from gateway.keeper import Keeper
+    from gateway.relay import Outlet, Receive
+
+
+class Flight:
+    """One call under way, as the edge sees it.
+
+    Attributes:
+        unread: Bytes of the request may still be on their way.
+        entered: The pipeline was asked, and so hears of the refusal itself.
+        ended: How the reply ended by itself.
+        why: Why it was ended by us; None while it was not.
+        over: Nothing may end it any more.
+    """
+
+    __slots__ = (
+        "call", "ended", "entered", "head", "held", "keeper", "outlet", "over", "receive", "reply",
+        "task", "unread", "upload", "watcher", "why",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, head: Head, outlet: Outlet, receive: Receive) -> None:
+        self.call = call
+        self.head = head
+        self.outlet = outlet
+        self.receive = receive
+        self.task = asyncio.current_task()
+        self.watcher: asyncio.Task[None] | None = None
+        self.keeper: Keeper | None = None
+        self.upload: Upload | None = None
+        self.reply: Reply | None = None
+        self.held = 0
+        self.unread = head.has_body
+        self.entered = False
+        self.ended = End.FAILED
+        self.why: End | None = None
+        self.over = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing of it went upstream yet."""
+        return self.reply is None and not self.call.sent
+
+    def end(self, why: End) -> None:
+        """The reason is recorded, what can be given back at once is, and then the call ends."""
+        if self.over or self.why is not None:
+            return
+        self.why = why
+        if self.reply is not None:
+            self.reply.finish(why)
+        if self.task is not None:
+            self.task.cancel()
+
+    def client_left(self) -> None:
+        """The call ends, unless its provider is to be heard out for the sake of the books."""
+        deployment = self.call.deployment
+        drains = deployment is not None and deployment.provider.on_disconnect == "drain"
+        if drains and not self.waiting:
+            self.outlet.deaf = True
+        else:
+            self.end(End.CLIENT_GONE)
+
+    def client_stalled(self) -> None:
+        """The client takes nothing of what is being sent: it counts as gone."""
+        self.end(End.CLIENT_GONE)
+        self.outlet.abort(hard=True)

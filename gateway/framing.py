@@ -1,0 +1,311 @@
+"""What the head of a request may look like, read in one pass; what stops at the gateway both ways.
+
+Two parsers that disagree about one request are how requests are smuggled, so whatever is ambiguous
+is refused with 400 here, whichever HTTP server stands in front. Measured with uvicorn 0.54: h11
+lets Content-Length beside Transfer-Encoding through; httptools lets two `Host`, no `Host` and
+`gzip, chunked` through. Source: `protocols.md` §1.3, §1.4, §5.6; RFC 9112 §6, RFC 9110 §7.6.1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from gateway.call import ClientKind
+from gateway.errors import MalformedCall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.call import HeaderList
+    from gateway.snapshot import EdgeRules
+
+MAX_HEADERS = 256
+"""Header lines of one request. Real clients send 10 to 40; every line costs a look-up."""
+
+HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate",
+     b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+     b"http2-settings")
+)  # fmt: skip
+"""Headers about one connection only; never forwarded in either direction."""
+
+_SINGLETONS = frozenset(
+    (b"host", b"content-length", b"content-type", b"transfer-encoding", b"authorization",
+     b"x-api-key", b"origin", b"expect", b"idempotency-key")
+)  # fmt: skip
+_SINGLETON_PREFIXES = (b"mcp-", b"tidegate-")
+
+_NOT_A_HOP = frozenset(
+    (b"host", b"content-length", b"content-type", b"content-encoding", b"authorization",
+     b"x-api-key", b"cookie", b"origin", b"idempotency-key")
+)  # fmt: skip
+"""Naming one of these in `Connection` would have it vanish after we decided by it."""
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, never bound to
+
+_SECRET_PARAMETERS = frozenset(
+    (b"key", b"api_key", b"api-key", b"apikey", b"x-api-key", b"access_token", b"token", b"auth",
+     b"authorization", b"bearer", b"secret", b"client_secret", b"password", b"subscription-key",
+     b"x-goog-api-key")
+)  # fmt: skip
+
+_HOST = re.compile(r"^(\[[0-9a-fA-F:.%a-zA-Z0-9]+\]|[A-Za-z0-9._~-]+)(?::([0-9]{1,5}))?$")
+_VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+
+
+@dataclass(slots=True)
+class Head:
+    """What the edge needs of a request head.
+
+    Attributes:
+        kept: End-to-end headers: order, case of values and repeats as sent.
+        length: Declared body bytes; None where none is declared.
+        chunked: The body comes in chunks of unknown total.
+        coding: Content coding in lower case, "" for none.
+    """
+
+    kept: HeaderList = field(default_factory=list)
+    host: bytes = b""
+    length: int | None = None
+    chunked: bool = False
+    coding: str = ""
+    origin: bytes | None = None
+    client: ClientKind = ClientKind.SDK
+    anthropic: bool = False
+    credential: bool = False
+    expects: bool = False
+
+    @property
+    def has_body(self) -> bool:
+        """Whether bytes follow the head."""
+        return self.chunked or bool(self.length)
+
+
+def read(headers: Iterable[tuple[bytes, bytes]]) -> Head:
+    """The head, checked.
+
+    Raises:
+        MalformedCall: Two parsers could read this head in two ways; the message says where.
+    """
+    head = Head()
+    seen: set[bytes] = set()
+    kept = head.kept
+    connection: list[bytes] = []
+    for name, value in headers:
+        if name in _SINGLETONS or name.startswith(_SINGLETON_PREFIXES):
+            if name in seen:
+                raise MalformedCall(f"The header {_show(name)} is repeated; it may come once only.")
+            seen.add(name)
+        reader = _READERS.get(name)
+        if reader is not None:
+            reader(head, value)
+        if name in HOP_BY_HOP:
+            if name == b"connection":
+                connection += [token.strip().lower() for token in value.split(b",")]
+        elif name != b"expect":
+            kept.append((name, value))
+    _check(head, kept)
+    if connection:
+        head.kept = _without(kept, connection)
+    return head
+
+
+def _check(head: Head, kept: HeaderList) -> None:
+    if not head.host:
+        raise MalformedCall("The request needs exactly one Host header.")
+    if head.chunked and head.length is not None:
+        raise MalformedCall("Content-Length and Transfer-Encoding exclude each other.")
+    if len(kept) > MAX_HEADERS:
+        raise MalformedCall(f"More than {MAX_HEADERS} header lines.")
+
+
+def _without(kept: HeaderList, named: list[bytes]) -> HeaderList:
+    """The headers less those that Connection names."""
+    names = {token for token in named if token and token not in {b"close", b"keep-alive"}}
+    if not names:
+        return kept
+    wrong = names & _NOT_A_HOP
+    if wrong:
+        raise MalformedCall(f"Connection may not name {_show(min(wrong))}, an end-to-end header.")
+    return [pair for pair in kept if pair[0] not in names]
+
+
+def _length(head: Head, value: bytes) -> None:
+    if not value.isdigit() or len(value) > 18:
+        raise MalformedCall("Content-Length must be a whole number of bytes.")
+    head.length = int(value)
+
+
+def _transfer(head: Head, value: bytes) -> None:
+    if value.strip().lower() != b"chunked":
+        raise MalformedCall("The only transfer coding Tidegate accepts is exactly 'chunked'.")
+    head.chunked = True
+
+
+def _host(head: Head, value: bytes) -> None:
+    head.host = value.strip()
+
+
+def _coding(head: Head, value: bytes) -> None:
+    text = value.strip().lower().decode("latin-1")
+    if text in {"", "identity"}:
+        return
+    head.coding = f"{head.coding}, {text}" if head.coding else text
+
+
+def _origin(head: Head, value: bytes) -> None:
+    head.origin = value
+
+
+def _codex(head: Head, _value: bytes) -> None:
+    head.client = ClientKind.CODEX
+
+
+def _originator(head: Head, value: bytes) -> None:
+    if value.lower().startswith(b"codex"):
+        head.client = ClientKind.CODEX
+
+
+def _claude_code(head: Head, _value: bytes) -> None:
+    if head.client is ClientKind.SDK:
+        head.client = ClientKind.CLAUDE_CODE
+
+
+def _anthropic(head: Head, _value: bytes) -> None:
+    head.anthropic = True
+
+
+def _credential(head: Head, _value: bytes) -> None:
+    head.credential = True
+
+
+def _expect(head: Head, value: bytes) -> None:
+    if value.strip().lower() != b"100-continue":
+        raise MalformedCall("The only expectation Tidegate knows is 'Expect: 100-continue'.")
+    head.expects = True
+
+
+_READERS = {
+    b"content-length": _length,
+    b"transfer-encoding": _transfer,
+    b"host": _host,
+    b"content-encoding": _coding,
+    b"origin": _origin,
+    b"x-codex-turn-metadata": _codex,
+    b"originator": _originator,
+    b"x-claude-code-session-id": _claude_code,
+    b"anthropic-version": _anthropic,
+    b"authorization": _credential,
+    b"x-api-key": _credential,
+    b"expect": _expect,
+}
+
+
+class HostRule:
+    """Which `Host` values this listener answers to: DNS rebinding stops here.
+
+    An empty allow-list means loopback names and the address the connection came in on; "*" means
+    any. Answers are remembered for `MAX_REMEMBERED` spellings.
+    """
+
+    MAX_REMEMBERED = 256
+
+    __slots__ = ("_names", "_patterns", "_remembered", "rules")
+
+    def __init__(self, rules: EdgeRules) -> None:
+        self.rules = rules
+        names = [name.lower() for name in rules.allowed_hosts] or list(_LOCAL_NAMES)
+        self._names = frozenset(name for name in names if "*" not in name)
+        self._patterns = tuple(name for name in names if "*" in name)
+        self._remembered: dict[tuple[bytes, str], bool] = {}
+
+    def allows(self, host: bytes, listener: str) -> bool:
+        """Whether a request for this host is ours.
+
+        Args:
+            host: The Host header.
+            listener: Address the connection was accepted on, without port; "" if unknown.
+        """
+        key = (host, listener)
+        known = self._remembered.get(key)
+        if known is None:
+            known = self._decide(host, listener)
+            if len(self._remembered) < self.MAX_REMEMBERED:
+                self._remembered[key] = known
+        return known
+
+    def _decide(self, host: bytes, listener: str) -> bool:
+        match = _HOST.match(host.decode("latin-1"))
+        if match is None or int(match[2] or 0) > 65535:
+            return False
+        name = match[1].lower()
+        bare = name.removesuffix(".")
+        if bare in self._names or name in self._names or match[0].lower() in self._names:
+            return True
+        if any(fnmatchcase(bare, pattern) for pattern in self._patterns):
+            return True
+        if self.rules.allowed_hosts or listener in _ANY_ADDRESS:
+            return False
+        return bare in {listener.lower(), f"[{listener.lower()}]"}
+
+
+def secret_in_query(query: bytes) -> str | None:
+    """The name of a query parameter that carries a credential; None if there is none.
+
+    Credentials in a URL end in every access log between here and the client.
+    """
+    for pair in query.lower().split(b"&"):
+        name, separator, value = pair.partition(b"=")
+        if not separator or not value:
+            continue
+        if b"%" in name:
+            name = _unescape(name)
+        if name in _SECRET_PARAMETERS or value.startswith((b"sk-", b"tg_", b"bearer")):
+            return _show(name)
+    return None
+
+
+def _unescape(name: bytes) -> bytes:
+    return re.sub(rb"%([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), name).lower()
+
+
+def end_to_end(headers: HeaderList) -> HeaderList:
+    """The headers of an upstream's answer that may reach the client.
+
+    Hop-by-hop ones and those `Connection` names are gone; so are `access-control-*` (an upstream
+    does not decide who may read our answers) and `tidegate-*` (an upstream does not speak for us).
+    Headers that no HTTP server would send are dropped rather than spoil a good answer.
+    """
+    named: list[bytes] = []
+    kept: HeaderList = []
+    for pair in headers:
+        name, value = pair
+        if name in HOP_BY_HOP:
+            if name == b"connection":
+                named += [token.strip().lower() for token in value.split(b",")]
+        elif not name.startswith((b"access-control-", b"tidegate-")):
+            kept.append(pair)
+    if named:
+        names = set(named)
+        kept = [pair for pair in kept if pair[0] not in names]
+    return [pair for pair in map(_sendable, kept) if pair is not None]
+
+
+def _sendable(pair: tuple[bytes, bytes]) -> tuple[bytes, bytes] | None:
+    """The header as any HTTP server sends it; None where none would.
+
+    Weakness: white space around a value is lost, because h11 refuses to send it.
+    """
+    name, value = pair
+    if _VALUE.fullmatch(value):
+        return pair
+    value = value.strip()
+    return (name, value) if _VALUE.fullmatch(value) else None
+
+
+def _show(name: bytes) -> str:
+    return name.decode("latin-1")[:64]

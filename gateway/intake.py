@@ -1,0 +1,99 @@
+"""From the bytes of a request to what policy needs of it, within every bound.
+
+The bytes as sent stay in the call; what is decoded here is a copy. Bounds: one body, its unpacked
+form, the time it may take to arrive, and all bodies of the process together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from gateway import bodies
+from gateway.errors import MalformedCall, QueueFull
+from gateway.units import MICRO, Micros
+from gateway.wire.codec import CODECS
+from gateway.wire.splice import MODEL_KEYS, duplicate_keys
+
+if TYPE_CHECKING:
+    from gateway.clock import Clock
+    from gateway.flight import Flight
+
+Offload: TypeAlias = Callable[[Callable[[], None]], Awaitable[None]]
+
+BODY_IDLE: Micros = 30 * MICRO
+"""A client that sends nothing of its body for so long is refused (slow loris)."""
+
+BODY_TOTAL: Micros = 600 * MICRO
+"""Time in which a whole body must arrive: 40 MiB at half a megabit per second."""
+
+MAX_HELD = 1024 * 1024 * 1024
+"""Bytes of all request bodies held at once; beyond it calls are told to come back."""
+
+SOFT: Micros = MICRO
+"""Wait advised when the process itself is full."""
+
+
+class Intake:
+    """Reads bodies; knows how many bytes of them the process holds."""
+
+    __slots__ = ("_clock", "_offload", "held")
+
+    def __init__(self, clock: Clock, offload: Offload) -> None:
+        self._clock = clock
+        self._offload = offload
+        self.held = 0
+
+    def stream(self, flight: Flight) -> None:
+        """The body will be passed on as it arrives, counted."""
+        limit = flight.call.snapshot.edge.max_body
+        if flight.head.length is not None and flight.head.length > limit:
+            raise bodies.too_large(limit)
+        if flight.head.has_body:
+            flight.upload = bodies.Upload(limit, asyncio.Event)
+            flight.call.upload = aiter(flight.upload)
+
+    async def take(self, flight: Flight) -> None:
+        """The body is read, and policy's view of it is in the call."""
+        call, head = flight.call, flight.head
+        limit = call.snapshot.edge.max_body
+        if head.length is not None and head.length > limit:
+            raise bodies.too_large(limit)
+        self._hold(flight, head.length or 0)
+        reading = bodies.Reading(flight.receive, self._clock, idle=BODY_IDLE, total=BODY_TOTAL)
+        call.body = body = await reading.read(limit)
+        flight.unread = False
+        self._hold(flight, len(body))
+        if call.coding:
+            body = await self._unpacked(body, call.coding, limit)
+        parsed = bodies.decode(body)
+        twice = duplicate_keys(body, MODEL_KEYS)
+        if twice is not None:
+            raise MalformedCall(
+                f"The key {twice!r} stands twice; Tidegate and the provider might read different "
+                "ones.",
+                param=twice,
+            )
+        call.fields = CODECS[call.dialect].fields(parsed)
+        call.parsed = parsed
+
+    def _hold(self, flight: Flight, size: int) -> None:
+        """The bytes count as held by this call."""
+        self.held += size - flight.held
+        flight.held = size
+        if self.held > MAX_HELD:
+            raise QueueFull(
+                "Tidegate holds as many bytes of requests as it may. Try again.", retry_after=SOFT
+            )
+
+    async def _unpacked(self, body: bytes, coding: str, limit: int) -> bytes:
+        unpacking = bodies.Unpacking(body, coding, limit=limit)
+        if not unpacking.run(bodies.INLINE):
+            await self._offload(unpacking.run_to_end)
+        return unpacking.result()
+
+    def give_back(self, flight: Flight) -> None:
+        """The call's bytes are held no more."""
+        self.held -= flight.held
+        flight.held = 0
