@@ -118,12 +118,12 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._head_bytes = 0
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 -
-    ASGI self._active = cycle
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
+        self._active = cycle
         super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client left: the call that is being answered hears of it, those behind never begin."""
+        """The client left: the call being answered hears of it, those behind never begin."""
         self._head_came()
         self.pipeline.clear()
         cycle = self._active

@@ -237,7 +237,7 @@ class Edge:
                 await self._close(flight.reply, flight.why or flight.ended, flight.call.id)
 
     async def _attempt(self, flight: Flight, *, streams: bool) -> GatewayError | None:
-        """None once the call was answered or its client is gone; else what is to be said instead."""
+        """None once the call was answered or its client is gone; else what to say instead."""
         call = flight.call
         try:
             if streams:
@@ -262,8 +262,8 @@ class Edge:
             return Draining("Tidegate is stopping; the call was ended.", retry_after=SOFT)
         except GatewayError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - the last line: whatever escapes must be
-        answered self._hooks.crashed(call.id, error)
+        except Exception as error:  # noqa: BLE001 - the last line: escapes get an answer
+            self._hooks.crashed(call.id, error)
             return _internal(call.id)
         return None
 

@@ -1,5 +1,4 @@
-"""Keep-alive bytes while a call waits: silence first, then the dialect's own, until an answer
-comes.
+"""Keep-alive bytes while a call waits: silence first, then the dialect's own.
 
 Nothing is armed but one coarse timer, and no task exists until a wait has lasted `keepalive_after`:
 ten thousand waiting calls are ten thousand heap entries. Between the timer and the answer there is

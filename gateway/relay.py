@@ -168,7 +168,7 @@ class Outlet:
     # --- keep-alive before an answer -----------------------------------------------------------
 
     async def keep_alive(self, data: bytes, extra: HeaderList) -> None:
-        """The bytes were sent in a stream of ours, whose head is committed with the first of them."""
+        """The bytes were sent in a stream of ours; the first of them commit its head."""
         if self.over or self.answered:
             return
         if not self.started:
@@ -409,7 +409,7 @@ async def _as_error(reply: Reply) -> GatewayError:
 
 
 def _message_of(text: bytes) -> str:
-    """The message of a provider's error body, in any dialect; its first words if it has no shape."""
+    """The message of a provider's error body in any dialect; else its first words."""
     try:
         body = orjson.loads(text)
     except orjson.JSONDecodeError:
