@@ -1,166 +1,608 @@
-"""Pure pool: levels, logs, queue, grants (`admission.md` §3, §4). Values first, then the core."""
+"""Pure pool: what may be sent now, who is next, what was spent (`admission.md` §3, §4).
+
+One call changes a pool, `tick`; everything that needs no pool time (whose clock, whose timer, which
+process) is outside. A tick does, in this order:
+
+    advance    levels drain, logs forget, leases and places end, acknowledged mail goes
+    signal     others use at least this much
+    settle     the attempt is over: charge the difference, free its permit
+    cancel     withdrawn: a waiter leaves, an unsent grant is given back in full
+    late       its deadline passed: it leaves, its place is kept
+    adopt      a lease is renewed, or taken up again after the state was lost
+    acquire    grant at once if nobody waits ahead and it fits; else wait, or a refusal with reasons
+    pump       grant from the heads of the lanes, most urgent lane first, never passing a head
+
+Every input is idempotent by request id: any batch may be sent twice. Each waiter and each grant has
+its span counted exactly once against its tenant. The state lives in `meter.py` (how much fits),
+`line.py` (who is next) and `seats.py` (who else shares the pool); grants live here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeAlias
+from dataclasses import replace
+from math import floor
+from typing import TYPE_CHECKING
 
-from gateway.units import MINUTE, Micros, Mode, RuleId, Tokens
+from gateway.admission.leases import Grant, Leases
+from gateway.admission.line import PLACE_KEPT, Line, Place, Waiter, step
+from gateway.admission.meter import BLOCKED, CONCURRENCY, FULL, REFRESH, Meter
+from gateway.admission.seats import Seats
+from gateway.admission.values import (
+    LANES,
+    Admit,
+    Adopt,
+    Ask,
+    Caller,
+    Dimension,
+    Late,
+    Never,
+    Outcome,
+    PoolSpec,
+    Reply,
+    Settle,
+    Shed,
+    Verdict,
+    meter_of,
+    same_meters,
+    translate,
+)  # fmt: skip
+from gateway.units import MICRO, Micros, Mode, RuleId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
-    "LANES", "Admit", "Ask", "Dimension", "Late", "Mode", "Never", "Outcome", "PoolSpec", "Shed",
-    "Verdict",
+    "LANES", "Admit", "Adopt", "Ask", "Caller", "Dimension", "Late", "Mode", "Never", "Outcome",
+    "PoolCore", "PoolSpec", "Reply", "Settle", "Shed", "Verdict", "same_meters", "translate",
 ]  # fmt: skip
 
-LANES = 4
-"""Lane 0 carries T0 task calls; lanes 1 to 3 are the QoS tiers."""
+STEP_BACK: Micros = MICRO
+"""A clock that stepped back by more makes the state worthless; by less it is ignored."""
+
+BACKUP: Micros = 50_000
+"""Gateways that do not own the head wake so much later, in case the owner died."""
+
+HOLD_SHIFT = 4
+"""The mean time in flight moves by 1/16 per settlement."""
 
 
-class Outcome(StrEnum):
-    """How an attempt ended, as far as the meter cares."""
-
-    SERVED = "served"
-    QUOTA = "quota"
-    RAMP = "ramp"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dimension:
-    """One limit of a pool. All amounts are micro-units per window.
+class PoolCore:
+    """One pool.
 
     Attributes:
-        name: `requests`, `tokens`, `input`, `output` or `money`.
-        limit: L, micro-units per window.
-        window: W in micros; for calendar dimensions the nominal period (a day, a month of 31 days).
-        depth: B, bucket depth per lane 0..3, micro-units.
-        cap: C, cap of the sliding log per lane 0..3, micro-units; all 0 means no log.
-        calendar: "" for a rolling meter, else "day" or "month": the period starts at midnight of
-            `calendar_offset`, the level never drains inside it and returns to 0 with the next one.
-        calendar_offset: Micros east of UTC.
-        because: The rule this limit came from.
+        spec: The rules in force.
+        meter, line, leases, seats: The state that decides.
+        epoch: Grows with every cold start.
+        version: Grows with every tick.
+        would_have_waited: Calls that shadow mode let pass.
     """
 
-    name: str
-    limit: Tokens
-    window: Micros = MINUTE
-    depth: tuple[int, int, int, int]
-    cap: tuple[int, int, int, int] = (0, 0, 0, 0)
-    calendar: str = ""
-    calendar_offset: Micros = 0
-    because: RuleId = ""
+    __slots__ = (
+        "_hold", "epoch", "leases", "line", "meter", "seats", "spec", "version",
+        "would_have_waited",
+    )  # fmt: skip
+
+    def __init__(self, spec: PoolSpec, now: Micros, *, cold: bool = False, epoch: int = 1) -> None:
+        """A pool that starts at `now`.
+
+        Args:
+            spec: The rules.
+            now: Micros since the epoch, by the pool's clock.
+            cold: The provider may hold charges we do not know of: start as if the window were full.
+            epoch: Above every epoch that clients may have seen.
+        """
+        self.spec = spec
+        self.meter = Meter(spec, now)
+        self.line = Line(now)
+        self.seats = Seats(spec.dead, now)
+        self.epoch = epoch
+        self.version = 0
+        self.leases = Leases()
+        self.would_have_waited = 0
+        self._hold: Micros = 0
+        if cold:
+            self.meter.fill()
+
+    @property
+    def now(self) -> Micros:
+        """The pool's clock as of the last tick."""
+        return self.meter.now
+
+    @property
+    def blank(self) -> bool:
+        """True if a new pool would decide the same: this one may be forgotten."""
+        return not self.leases and self.line.blank and self.meter.blank
+
+    def tick(  # noqa: PLR0913 - the one door: each kind of input once, by keyword
+        self,
+        now: Micros,
+        caller: Caller,
+        *,
+        signals: Sequence[tuple[int, ...]] = (),
+        settles: Sequence[Settle] = (),
+        cancels: Sequence[str] = (),
+        lates: Sequence[str] = (),
+        adopts: Sequence[Adopt] = (),
+        acquires: Sequence[Ask] = (),
+        shape: tuple[Dimension, ...] | None = None,
+    ) -> Reply:
+        """All inputs have taken effect, every waiter that fits is granted.
+
+        Args:
+            now: By the pool's clock. Earlier than the last: ignored up to `STEP_BACK`, beyond it
+                the state moves with the clock and starts cold.
+            caller: Who ticks.
+            signals: Foreign use per dimension, micro-units.
+            settles: Attempts that are over; unknown request ids change nothing.
+            cancels: Request ids withdrawn before anything was sent.
+            lates: Request ids whose deadline passed in line, by the caller's own watch.
+            adopts: Grants in flight to renew, or to take up again.
+            acquires: Calls that want in; the order given matters within a lane only.
+            shape: Dimensions in whose order the vectors of signals, adopts and acquires stand,
+                where the caller is pinned to other rules than `spec`; None: this pool's own.
+
+        Returns:
+            Verdicts and when to tick again.
+
+        Raises:
+            ValueError: A cost vector of another length than the dimensions, or a negative cost.
+        """
+        lost = caller.seen_epoch == self.epoch and caller.seen_version > self.version
+        self.advance(now, lost=lost)
+        now = self.meter.now
+        seat, fresh = self.seats.sit(caller, now)
+        reply = Reply(now, self.epoch, [], rejoin=fresh)
+        spoken = self.spec.dimensions
+        if shape is not None and not same_meters(shape, spoken):
+            spoken = shape
+        for foreign in signals:
+            self.meter.signal(self._own(foreign, spoken))
+        for done in settles:
+            self._settle(done)
+        if cancels or lates:
+            self._withdraw(cancels, lates, reply)
+        for lease in adopts:
+            self._adopt(lease, spoken)
+        if acquires:
+            self._acquire_all(acquires, spoken, caller.gateway, reply)
+        if self.line.waiting:
+            self._pump(caller.gateway, reply)
+        if seat.mail:
+            reply.events.extend(event for _, event in seat.mail)
+        reply.mail_seq = seat.mail_seq
+        if len(self.seats) > 1:
+            seat.asked(sum(self.meter.span(self._own(a.cost, spoken)) for a in acquires), now)
+            reply.demand_share_ppm = self.seats.share_ppm(seat, now)
+        self.version += 1
+        reply.version = self.version
+        return reply
+
+    # --- advance
+
+    def advance(self, now: Micros, *, lost: bool = False) -> None:
+        """The pool stands at `now`; nothing is granted.
+
+        Args:
+            now: By the pool's clock.
+            lost: Writes were lost (a failover): what clients spent meanwhile is not in the books.
+        """
+        elapsed = now - self.meter.now
+        if elapsed < -STEP_BACK:
+            self._restart(elapsed)
+            return
+        if lost:
+            self._restart(0)
+        if elapsed <= 0:
+            return
+        self.meter.advance(now)
+        if self.leases:
+            self.leases.expire(now)
+        if self.line.places:
+            self.line.expire_places(now)
+        if elapsed > self.spec.dead // 2:
+            self.seats.stalled(now)
+        self.seats.sweep(now, self._cancel)
+
+    def _restart(self, by: Micros) -> None:
+        """A cold start that keeps queue and grants; all instants move by `by`."""
+        self.epoch += 1
+        self.version = 0
+        if by:
+            self.meter.shift(by)
+            self.line.shift(by)
+            self.seats.shift(by)
+            self.leases.shift(by)
+        self.meter.fill()
+        self.seats.stalled(self.now)
+
+    # --- settle, cancel, late, adopt
+
+    def _own(self, vector: tuple[int, ...], spoken: tuple[Dimension, ...]) -> tuple[int, ...]:
+        """The vector in the order of this pool's dimensions, checked.
+
+        Raises:
+            ValueError: Another length than the dimensions it follows, or a negative amount.
+        """
+        if len(vector) != len(spoken) or (vector and min(vector) < 0):
+            raise ValueError(
+                f"pool {self.spec.name!r} needs {len(spoken)} amounts >= 0, got {vector}"
+            )
+        if spoken is self.spec.dimensions:
+            return vector
+        return translate(vector, spoken, self.spec.dimensions)
+
+    def _settle(self, done: Settle) -> None:
+        """The grant is over. An unknown id changes nothing: neither meter nor factor nor block."""
+        grant = self.leases.take(done.rid)
+        if grant is None:
+            return
+        refused = done.outcome is Outcome.QUOTA or done.outcome is Outcome.RAMP
+        actual = done.actual
+        if actual is None:
+            actual = self._requests_only(grant.cost) if refused else grant.cost
+        elif not same_meters(grant.shape, self.spec.dimensions):
+            actual = translate(actual, grant.shape, self.spec.dimensions, grant.cost)
+        if actual != grant.cost:
+            self._recharge(grant, actual)
+        if refused:
+            self.meter.refused(done.retry_after, quota=done.outcome is Outcome.QUOTA)
+        elif self.spec.concurrency:
+            held = self.now - grant.at
+            self._hold += ((held - self._hold) >> HOLD_SHIFT) if self._hold else held
+
+    def _requests_only(self, cost: tuple[int, ...]) -> tuple[int, ...]:
+        """What a refused request cost where the provider counts it."""
+        return tuple(
+            units if dim.name == "requests" else 0
+            for dim, units in zip(self.spec.dimensions, cost, strict=True)
+        )
+
+    def _recharge(self, grant: Grant, actual: tuple[int, ...]) -> None:
+        """Meter and fairness hold what was really used."""
+        self.meter.correct(grant.cost, actual, grant.at, lost=grant.epoch != self.epoch)
+        if grant.span:
+            used = step(self.meter.span(actual), grant.weight) if any(actual) else 0
+            change = used - step(grant.span, grant.weight)
+            self.line.rebook(grant.lane, grant.tenant, change)
+
+    def _withdraw(self, cancels: Sequence[str], lates: Sequence[str], reply: Reply) -> None:
+        for rid in cancels:
+            self._cancel(rid)
+        for rid in lates:
+            waiter = self.line.waiting.get(rid)
+            if waiter is not None:
+                reply.events.append(self._late(waiter))
+
+    def _cancel(self, rid: str) -> None:
+        """Withdrawn before anything was sent: as if it had never asked, requests included."""
+        waiter = self.line.waiting.get(rid)
+        if waiter is not None:
+            self.line.give_back(waiter)
+            return
+        grant = self.leases.take(rid)
+        if grant is not None:
+            self._recharge(grant, (0,) * len(grant.cost))
+
+    def _late(self, waiter: Waiter) -> Late:
+        """The waiter leaves the line, its place kept."""
+        because = self._held_by(waiter.lane, waiter.ask.cost)
+        eta = max(0, self._eta(waiter.lane, waiter.ask) - waiter.span)
+        self._step_aside(waiter, eta)
+        return Late(rid=waiter.ask.rid, because=because, eta=eta, tag=waiter.tag)
+
+    def _step_aside(self, waiter: Waiter, eta: Micros) -> None:
+        """The waiter leaves; with a key its place stays kept, else its span is given back."""
+        if waiter.ask.place_key is None:
+            self.line.give_back(waiter)
+        else:
+            self.line.leave(waiter)
+            self._keep(waiter.ask, waiter.lane, waiter.tag, waiter.span, eta)
+
+    def _adopt(self, lease: Adopt, spoken: tuple[Dimension, ...]) -> None:
+        """A known lease starts anew; an unknown one is taken up without queueing."""
+        end = self.now + self.spec.lease
+        if self.leases.renew(lease.rid, end) or lease.cost is None:
+            return
+        cost = self._own(lease.cost, spoken)
+        waiter = self.line.waiting.get(lease.rid)
+        if waiter is not None:
+            self.line.give_back(waiter)
+        # What was not charged here cannot be given back here: an epoch that never was.
+        epoch = self.epoch if lease.charge else 0
+        if lease.charge:
+            self.meter.charge(cost)
+        span = self.meter.span(cost)
+        self.line.rebook(lease.lane, lease.tenant, step(span, lease.weight))
+        tag = self.line.v[lease.lane]
+        grant = Grant(
+            end, self.now, cost, lease.lane, lease.tenant, lease.weight, span, tag, spoken, epoch
+        )
+        self.leases.add(lease.rid, grant)
+
+    # --- acquire
+
+    def _acquire_all(
+        self, acquires: Sequence[Ask], spoken: tuple[Dimension, ...], gateway: str, reply: Reply
+    ) -> None:
+        """Every ask has its verdict or waits, in lane order: unsorted, lane 3 would pass lane 1."""
+        if len(acquires) > 1:
+            acquires = sorted(acquires, key=_lane_of)
+        room = self.spec.max_grants
+        for ask in acquires:
+            verdict = self._known(ask.rid, gateway)
+            if verdict is None:
+                cost = self._own(ask.cost, spoken)
+                asked = ask if cost is ask.cost else replace(ask, cost=cost)
+                verdict = self._acquire(asked, spoken, gateway, room)
+                room -= type(verdict) is Admit
+            if verdict is not _WAITS:
+                reply.events.append(verdict)
+
+    def _known(self, rid: str, gateway: str) -> Verdict | None:
+        """The answer to an ask that the pool has already: its reply was lost, or it moved house."""
+        grant = self.leases.get(rid)
+        if grant is not None:
+            # Without this repeated answer the waiter would hang; nothing is charged again.
+            return Admit(rid=rid, meter=self._read(), tag=grant.tag)
+        waiter = self.line.waiting.get(rid)
+        if waiter is None:
+            return None
+        if waiter.gateway != gateway:
+            self.line.waiting[rid] = waiter._replace(gateway=gateway)
+        return _WAITS
+
+    def _acquire(self, ask: Ask, spoken: tuple[Dimension, ...], gateway: str, room: int) -> Verdict:
+        """The verdict on a new ask, or `_WAITS`."""
+        spec, meter, cost = self.spec, self.meter, ask.cost
+        if spec.mode is not Mode.ENFORCE:
+            return self._pass(ask, spoken)
+        never = meter.never(ask.lane, cost)
+        if never is not None:
+            return self._never(ask, *never)
+        if not spec.queue:
+            wait = self._wait(ask.lane, cost)
+            if not wait:
+                return self._grant(ask, ask.lane, 0, 0, spoken)
+            return Shed(rid=ask.rid, eta=wait, tag=0, because=self._reason())
+        return self._enter(ask, spoken, gateway, room)
+
+    def _enter(self, ask: Ask, spoken: tuple[Dimension, ...], gateway: str, room: int) -> Verdict:
+        """Granted if nobody waits ahead and it fits, else waiting or refused."""
+        line, meter, lane = self.line, self.meter, ask.lane
+        span = meter.span(ask.cost)
+        if lane == 0 and not line.zero_carries(span, meter.now):
+            lane = 1
+        tag, kept = self._tag(ask, lane)
+        wait = 0
+        if room > 0 and not line.ahead(lane):
+            wait = self._wait(lane, ask.cost)
+            if not wait:
+                if not kept:
+                    line.rebook(lane, ask.tenant, step(span, ask.weight))
+                line.reach(lane, tag)
+                return self._grant(ask, lane, span, tag, spoken)
+        refusal = self._refusal(ask, lane, tag, span, wait)
+        if not kept and (refusal is None or ask.place_key is not None):
+            line.rebook(lane, ask.tenant, step(span, ask.weight))
+        if refusal is not None:
+            self._keep(ask, lane, tag, span, refusal.eta)
+            return refusal
+        deadline = meter.now + ask.deadline_in
+        line.join(Waiter(tag, line.number(), ask, lane, span, deadline, gateway, spoken))
+        return _WAITS
+
+    def _refusal(self, ask: Ask, lane: int, tag: int, span: Micros, wait: Micros) -> Shed | None:
+        """Why the ask may not wait: the line is full, or its turn comes after its deadline."""
+        meter, line = self.meter, self.line
+        eta = max(self._eta(lane, ask), meter.hard_wait(ask.cost))
+        if ask.deadline_in <= 0 or not (self.leases or meter.growing):
+            # Nothing is out that could be given back early, so this wait is exact.
+            eta = max(eta, wait)
+        full = len(line.waiting) >= self.spec.max_waiting
+        if not full and eta <= ask.deadline_in:
+            return None
+        if lane == 0:
+            line.zero_refunds(span)
+        because = self.spec.because if full else self._held_by(lane, ask.cost)
+        return Shed(rid=ask.rid, eta=eta, tag=tag, because=because, full=full)
+
+    def _tag(self, ask: Ask, lane: int) -> tuple[int, bool]:
+        """The tag, and whether its span is still counted against the tenant.
+
+        A tag without a key is a requeue of ours: its settlement gave the span back. With a key it
+        is a ticket: it holds only while the place is kept, so that a ticket works once.
+        """
+        if ask.place_key is not None:
+            place = self.line.take_place(ask.place_key, lane)
+            if place is not None and place.lane == lane:
+                return place.tag, True
+            if place is not None:
+                self.line.rebook(place.lane, place.tenant, -place.step)
+        elif ask.tag is not None and lane == ask.lane:
+            return ask.tag, False
+        return self.line.start(lane, ask.tenant, self.meter.now), False
+
+    def _pass(self, ask: Ask, spoken: tuple[Dimension, ...]) -> Admit:
+        """Shadow and off: granted whatever the meter says; shadow counts what would have waited."""
+        if self.spec.mode is Mode.OFF:
+            return Admit(rid=ask.rid, meter=self._read(), tag=0)
+        lane, cost = ask.lane, ask.cost
+        if self.meter.never(lane, cost) is not None or self._wait(lane, cost):
+            self.would_have_waited += 1
+        return self._grant(ask, lane, 0, 0, spoken)
+
+    def _never(self, ask: Ask, index: int, ceiling: int) -> Never:
+        dim = self.spec.dimensions[index]
+        cost = ask.cost[index]
+        return Never(
+            rid=ask.rid, dimension=dim.name, cost=cost, ceiling=ceiling, because=dim.because
+        )
+
+    def _grant(
+        self, ask: Ask, lane: int, span: Micros, tag: int, spoken: tuple[Dimension, ...]
+    ) -> Admit:
+        """The call is in flight and charged."""
+        spec, meter = self.spec, self.meter
+        now = meter.now
+        meter.charge(ask.cost, most=spec.mode is Mode.SHADOW)
+        grant = Grant(
+            now + spec.lease, now, ask.cost, lane, ask.tenant, ask.weight, span, tag, spoken,
+            self.epoch,
+        )  # fmt: skip
+        self.leases.add(ask.rid, grant)
+        return Admit(rid=ask.rid, meter=self._read(), tag=tag)
+
+    def _read(self) -> tuple[int, ...]:
+        """Our meter: the log's sum where there is a log, else the level."""
+        meter = self.meter
+        return tuple(meter.sums[i] if log else meter.level[i] for i, log in meter.read_from)
+
+    def _wait(self, lane: int, cost: tuple[int, ...]) -> Micros:
+        """0 if the cost fits now, else micros; the meter's `reason` says why."""
+        wait = self.meter.fit(lane, cost)
+        limit = self.spec.concurrency
+        if limit and len(self.leases) >= limit:
+            # No timer polls for a free permit: a settlement pumps by itself, or a lease ends.
+            full = max(1, self.leases.next_end() - self.meter.now)
+            if full > wait:
+                self.meter.reason = CONCURRENCY
+                return full
+        return wait
+
+    def _reason(self) -> RuleId:
+        """The rule behind the last wait."""
+        index = self.meter.reason
+        if index == CONCURRENCY:
+            return self.spec.concurrency_because or self.spec.because
+        return self.spec.because if index == BLOCKED else self.spec.dimensions[index].because
+
+    def _held_by(self, lane: int, cost: tuple[int, ...]) -> RuleId:
+        """The rule that holds a call back: what its own cost meets, else its largest share."""
+        if not self._wait(lane, cost):
+            self.meter.reason = self.meter.dominant(cost)
+        return self._reason()
+
+    def _eta(self, lane: int, ask: Ask) -> Micros:
+        """Predicted wait of a call in that lane behind all that wait now."""
+        eta, limit = self.eta(lane), self.spec.concurrency
+        if limit and self._hold and len(self.leases) >= limit:
+            before = sum(self.line.count[: lane + 1]) - (ask.rid in self.line.waiting)
+            eta = max(eta, self._hold * before // limit)
+        return eta
+
+    def eta(self, lane: int) -> Micros:
+        """Predicted wait of a small call that arrives in that lane now."""
+        ahead = self.line.ahead(lane)
+        return ahead if self.meter.factor == FULL else floor(ahead / (self.meter.factor / 1e6))
+
+    def _keep(self, ask: Ask, lane: int, tag: int, span: Micros, eta: Micros) -> None:
+        """The place of a refused call stays until well after the advised return."""
+        if ask.place_key is not None:
+            expires = self.now + eta + PLACE_KEPT
+            place = Place(tag, lane, ask.tenant, step(span, ask.weight), expires)
+            self.line.keep(ask.place_key, place)
+
+    # --- pump
+
+    def _pump(self, caller: str, reply: Reply) -> None:
+        """Grant from the heads, most urgent lane first; a head that waits stops all below."""
+        line, left = self.line, self.spec.max_grants
+        for lane in range(LANES):
+            while (head := line.head(lane)) is not None:
+                if head.deadline < self.now:
+                    self._mail(head.gateway, self._late(head), caller, reply)
+                elif head.gateway != caller and self.seats.silent(head.gateway, self.now):
+                    line.give_back(head)
+                elif not left:
+                    reply.wake, reply.owner = self.now + 1, caller
+                    return
+                elif self._served(head, caller, reply):
+                    left -= 1
+                else:
+                    if head.gateway != caller:
+                        reply.wake += BACKUP
+                    return
+
+    def _served(self, head: Waiter, caller: str, reply: Reply) -> bool:
+        """True if the head has left the line, granted or refused; else the reply says when."""
+        ask, meter, lane = head.ask, self.meter, head.lane
+        wait = self._wait(lane, ask.cost) if self.spec.mode is Mode.ENFORCE else 0
+        if not wait:
+            self.line.leave(head)
+            self.line.reach(lane, head.tag)
+            waited = meter.now - (head.deadline - ask.deadline_in)
+            admit = self._grant(ask, lane, head.span, head.tag, head.shape)
+            self._mail(head.gateway, replace(admit, waited=waited), caller, reply)
+            return True
+        because = self._reason()
+        hard = meter.hard_wait(ask.cost)
+        if meter.now + hard > head.deadline:
+            # What cannot come in time must not hold up those behind.
+            self._step_aside(head, hard)
+            shed = Shed(rid=ask.rid, eta=hard, tag=head.tag, because=because)
+            self._mail(head.gateway, shed, caller, reply)
+            return True
+        reply.blocked_by = because
+        reply.wake = meter.now + (min(wait, REFRESH) if meter.growing else wait)
+        reply.owner = head.gateway
+        return False
+
+    def _mail(self, gateway: str, event: Verdict, caller: str, reply: Reply) -> None:
+        """The event lies in the gateway's mail until acknowledged; the reply may be lost."""
+        if self.seats.post(gateway, event) and gateway != caller and gateway not in reply.nudged:
+            reply.nudged.append(gateway)
+
+    # --- rules
+
+    def reconfigure(self, now: Micros, spec: PoolSpec) -> None:
+        """Other rules hold from `now` on; waiters, grants and what was spent survive.
+
+        Limits, caps, weights and concurrency change in place. Another list of dimensions starts a
+        new generation: dimensions that meter the same keep level and log; a new calendar counts
+        from now; a new rolling meter starts full where calls can wait for it (the provider may have
+        charged what we did not count) and empty where they would be refused. Waiters that can never
+        fit any more hear so with the next tick, which also grants what fits now.
+
+        Args:
+            now: By the pool's clock.
+            spec: Compiled rules of the same pool.
+        """
+        self.advance(now)
+        old, self.spec = self.spec, spec
+        if same_meters(old.dimensions, spec.dimensions):
+            self.meter.respec(spec)
+        else:
+            self._regenerate(old, spec)
+        if old.spread != spec.spread:
+            self.meter.respread(spec.spread)
+        if old.lease != spec.lease:
+            self.leases.reorder()
+        if spec.mode is Mode.ENFORCE:
+            for waiter in list(self.line.waiting.values()):
+                never = self.meter.never(waiter.lane, waiter.ask.cost)
+                if never is not None:
+                    self.line.give_back(waiter)
+                    self.seats.post(waiter.gateway, self._never(waiter.ask, *never))
+
+    def _regenerate(self, old: PoolSpec, spec: PoolSpec) -> None:
+        """A new list of dimensions: what can be carried over is."""
+        before, after = old.dimensions, spec.dimensions
+        there = {meter_of(dim): j for j, dim in enumerate(before)}
+        known = {i: there[meter_of(dim)] for i, dim in enumerate(after) if meter_of(dim) in there}
+        meter = Meter(spec, self.now)
+        meter.carry(self.meter, list(known.items()))
+        if spec.queue:
+            meter.fill([i for i, dim in enumerate(after) if i not in known and not dim.calendar])
+        self.meter = meter
+        for rid, waiter in list(self.line.waiting.items()):
+            ask = replace(waiter.ask, cost=translate(waiter.ask.cost, before, after))
+            self.line.waiting[rid] = waiter._replace(ask=ask)
+        self.leases.translate(before, after)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSpec:
-    """The compiled rules of one pool; equal specs mean the same pool rules.
-
-    Attributes:
-        name: Unique name, e.g. "pool:openai-gpt4o", "agent:researcher".
-        dimensions: In a fixed order; cost vectors follow it.
-        concurrency: Calls in flight at most; 0 is unlimited.
-        spread: J, how long log entries outlive W, against arrival jitter.
-        pace_ppm: Multiplier of the refill rate, parts per million.
-        lease: How long a grant lives without renewal.
-        dead: A gateway silent for so long loses its waiters and unfetched grants.
-        max_grants: K, grants per tick.
-        max_waiting: Waiters at most.
-        queue: False: what does not fit now is refused at once (budgets, limits with max_wait 0).
-        mode: enforce, shadow (grant all, count would-waits), off.
-        because: Policy path of the pool.
-        concurrency_because: Policy path of the concurrency limit.
-        revision: Policy revision that compiled it.
-    """
-
-    name: str
-    dimensions: tuple[Dimension, ...] = ()
-    concurrency: int = 0
-    spread: Micros = 300_000
-    pace_ppm: int = 1_000_000
-    lease: Micros = 120_000_000
-    dead: Micros = 5_000_000
-    max_grants: int = 256
-    max_waiting: int = 20_000
-    queue: bool = True
-    mode: Mode = Mode.ENFORCE
-    because: RuleId = ""
-    concurrency_because: RuleId = ""
-    revision: int = 0
+_WAITS = Late(rid="", because="")
+"""Stands for "no verdict yet" inside `tick`; never leaves it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A call that wants to be admitted to one pool.
-
-    Attributes:
-        rid: Request id + attempt number; unique for ever.
-        lane: 0..3.
-        tenant: Who shares fairly (tenant or agent, by policy).
-        weight: 1..100.
-        deadline_in: Micros the call may still wait in this pool.
-        cost: Micro-units per dimension, in the order of the spec.
-        tag: The tag of an earlier place (requeue, ticket), or None.
-        place_key: Key of a kept place, or None.
-    """
-
-    rid: str
-    lane: int
-    tenant: str
-    weight: int
-    deadline_in: Micros
-    cost: tuple[int, ...]
-    tag: int | None = None
-    place_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admit:
-    """Granted: send it now.
-
-    Attributes:
-        rid: Of the ask.
-        meter: Our meter at the grant per dimension (log sum on windows, level on buckets).
-        tag: The tag it held, for a requeue.
-        waited: Micros between ask and grant, by the pool's clock.
-    """
-
-    rid: str
-    meter: tuple[int, ...]
-    tag: int
-    waited: Micros = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shed:
-    """Refused: it cannot be served before its deadline, or the queue is full. `eta` is the wait."""
-
-    rid: str
-    eta: Micros
-    tag: int
-    because: RuleId
-    full: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Never:
-    """Refused: it can never fit. Names dimension, cost and ceiling in micro-units."""
-
-    rid: str
-    dimension: str
-    cost: int
-    ceiling: int
-    because: RuleId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
-    """Its deadline passed while it waited; `eta` is what would still have been ahead."""
-
-    rid: str
-    because: RuleId
-    eta: Micros = 0
-    tag: int = 0
-
-
-Verdict: TypeAlias = Admit | Shed | Never | Late
+def _lane_of(ask: Ask) -> int:
+    return ask.lane

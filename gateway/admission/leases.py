@@ -1,0 +1,109 @@
+"""Grants in flight, each with its own end: a permit that nobody gives back heals by itself. Pure.
+
+An entry with its own end, never a counter whose time to live each increment refreshes: that one
+never heals. Leases of one pool are equally long, so the order of granting and renewing is the order
+of ending, and the next end is found without searching.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.admission.values import translate
+
+if TYPE_CHECKING:
+    from gateway.admission.values import Dimension
+    from gateway.units import Micros
+
+ENDED_PER_TICK = 1_000
+"""Leases ended per tick at most."""
+
+
+class Grant(NamedTuple):
+    """A call in flight.
+
+    Attributes:
+        end: When the lease ends.
+        at: When it was charged.
+        cost: As charged, in the order of the pool's dimensions.
+        span: As counted against its tenant; 0 where the pool has no line.
+        shape: The dimensions in whose order its caller speaks.
+        epoch: In which the meter holds its charge; 0 in none.
+    """
+
+    end: Micros
+    at: Micros
+    cost: tuple[int, ...]
+    lane: int
+    tenant: str
+    weight: int
+    span: Micros
+    tag: int
+    shape: tuple[Dimension, ...]
+    epoch: int
+
+
+class Leases:
+    """The grants of one pool by request id, in the order in which they end."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, Grant] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Grants in flight."""
+        return len(self._held)
+
+    def __contains__(self, rid: str) -> bool:
+        """True while that grant is in flight."""
+        return rid in self._held
+
+    def get(self, rid: str) -> Grant | None:
+        """The grant, or None."""
+        return self._held.get(rid)
+
+    def add(self, rid: str, grant: Grant) -> None:
+        """The grant is in flight; no other ends later."""
+        self._held[rid] = grant
+
+    def take(self, rid: str) -> Grant | None:
+        """The grant, no longer in flight; None if it was not."""
+        return self._held.pop(rid, None)
+
+    def renew(self, rid: str, end: Micros) -> bool:
+        """The lease ends then, after all others; False if there is none."""
+        grant = self._held.get(rid)
+        if grant is None:
+            return False
+        self._held[rid] = grant._replace(end=end)
+        self._held.move_to_end(rid)
+        return True
+
+    def next_end(self) -> Micros:
+        """When the next lease ends; only while there is one."""
+        return self._held[next(iter(self._held))].end
+
+    def expire(self, now: Micros) -> None:
+        """Leases past their end are gone. Their tokens stay charged: the provider charged them."""
+        for _ in range(ENDED_PER_TICK):
+            rid = next(iter(self._held), None)
+            if rid is None or self._held[rid].end > now:
+                return
+            del self._held[rid]
+
+    def reorder(self) -> None:
+        """Leases of another length follow: the order of ending is made anew."""
+        self._held = OrderedDict(sorted(self._held.items(), key=lambda item: item[1].end))
+
+    def shift(self, by: Micros) -> None:
+        """The clock stepped."""
+        for rid, grant in self._held.items():
+            moved = grant._replace(end=grant.end + by, at=grant.at + by, tag=grant.tag + by)
+            self._held[rid] = moved
+
+    def translate(self, before: tuple[Dimension, ...], after: tuple[Dimension, ...]) -> None:
+        """Costs follow another list of dimensions."""
+        for rid, grant in self._held.items():
+            self._held[rid] = grant._replace(cost=translate(grant.cost, before, after))
