@@ -29,7 +29,7 @@ from gateway.policy.wording import Schema, report_errors
 from gateway.snapshot import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from gateway.policy.problems import Path as ValuePath
 
@@ -68,19 +68,26 @@ class Policy:
     warnings: tuple[PolicyProblem, ...] = ()
 
 
-def load(path: Path, *, env: Mapping[str, str]) -> Policy:
+def load(
+    path: Path,
+    *,
+    env: Mapping[str, str],
+    read_secret: Callable[[str], str] | None = None,
+) -> Policy:
     """The policy of that file or folder.
 
     Args:
         path: A YAML file, or a folder whose *.yaml and *.yml files are merged in name order.
         env: Variables that `${NAME}` may refer to.
+        read_secret: Text of the file that `${file:…}` names; default: read it. Raises OSError or
+            ValueError.
 
     Raises:
         PolicyError: With every problem found.
     """
     report = Report(str(path))
     sources = _read_all(path, report)
-    converter = Converter(report, lookup=env.get, read=_read_secret)
+    converter = Converter(report, lookup=env.get, read=read_secret or _read_secret)
     raw = _merged(sources, report, converter)
     rules = _validated(raw, report) if raw is not None else None
     if rules is not None and not report.problems:
