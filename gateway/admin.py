@@ -1,8 +1,8 @@
 """The admin listener (default 127.0.0.1:8485): health, readiness, metrics, status, explain, reload.
 
 Never on the data port. Errors are application/problem+json (RFC 9457). Starlette, because nothing
-here is hot. The listener has no authentication of its own: it binds to loopback unless told otherwise,
-and shows no secret and no prompt.
+here is hot. The listener has no authentication of its own: it binds to loopback unless told
+otherwise, and shows no secret and no prompt.
 """
 
 from __future__ import annotations

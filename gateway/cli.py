@@ -1,7 +1,214 @@
-"""The `tidegate` command. Each command imports only its own part, so that start stays short."""
+"""The `tidegate` command. Each command imports only its own part, so that start stays short.
+
+serve, dev     the gateway, with the emulator beside it where the policy wants one
+emulate        the provider emulator alone
+check, schema  policy files: every error at once; the JSON schema for editors
+status         what the gateway does now, refreshing
+explain        every verdict about one call, with rule, file and line
+key            a new agent key and the line for the policy file
+doctor         what this installation can and cannot do here
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-def main() -> None:
-    """Entry point."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.settings import Settings
+
+ADMIN = "http://127.0.0.1:8485"
+LATER = {
+    "worker": "the execution tier",
+    "simulate": "the fleet issue",
+    "agent": "the sandbox issue",
+    "guest": "the sandbox issue",
+    "task": "the execution tier",
+    "dlq": "the execution tier",
+    "approvals": "the tool plane",
+    "schedules": "the execution tier",
+    "store": "the execution tier",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: exit status 0 where the command did as asked, else 1 or 2 with the reason."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in LATER:
+        name = arguments[0]
+        fail(f"`tidegate {name}` comes with {LATER[name]}; this version cannot do it yet.")
+    options = parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+def fail(message: str) -> None:
+    """One clear sentence on standard error, exit status 2."""
+    sys.exit(f"tidegate: {message}")
+
+
+def read_settings() -> Settings:
+    """The process settings, or one clear sentence."""
+    from gateway import settings
+
+    try:
+        return settings.from_environment()
+    except ValueError as error:
+        fail(str(error))
+        raise
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="tidegate", description="Traffic governance for fleets of AI agents."
+    )
+    top.add_argument("--version", action="version", version=version())
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    for name in ("serve", "dev"):
+        serve = commands.add_parser(name, help="start the gateway (dev: with the shipped default)")
+        serve.add_argument("--policy", type=Path, help="policy file or folder")
+        serve.add_argument("--host", help="data listener's address")
+        serve.add_argument("--port", type=int, help="data listener's port (0: a free one)")
+        serve.add_argument("--admin-port", type=int, help="admin listener's port (0: a free one)")
+        serve.add_argument("--workers", type=int, default=1, help="gateway processes (only 1 yet)")
+        serve.set_defaults(run=run_serve)
+
+    emulate = commands.add_parser("emulate", help="start the provider emulator alone")
+    emulate.add_argument("--config", type=Path, help="YAML or JSON file; default: generous limits")
+    emulate.add_argument("--host", default="127.0.0.1")
+    emulate.add_argument("--port", type=int, default=8486, help="0: a free one")
+    emulate.add_argument("--seed", type=int, help="answers and pacing repeat for equal seeds")
+    emulate.add_argument("--fast", action="store_true", help="no pacing: answers come at once")
+    emulate.set_defaults(run=run_emulate)
+
+    check = commands.add_parser("check", help="check a policy file or folder")
+    check.add_argument("path", type=Path)
+    check.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    check.set_defaults(run=run_check)
+
+    schema = commands.add_parser("schema", help="print the policy's JSON schema")
+    schema.set_defaults(run=run_schema)
+
+    status = commands.add_parser("status", help="pools, waiting, breakers, revision; refreshing")
+    status.add_argument("--admin", default=ADMIN, help=f"admin listener (default {ADMIN})")
+    status.add_argument("--json", action="store_true", help="print once, as JSON")
+    status.add_argument("--once", action="store_true", help="print once")
+    status.set_defaults(run=run_status)
+
+    explain = commands.add_parser("explain", help="every verdict about one call")
+    explain.add_argument("call_id", help="value of the answer's tidegate-call-id header")
+    explain.add_argument("--admin", default=ADMIN, help=f"admin listener (default {ADMIN})")
+    explain.add_argument("--json", action="store_true")
+    explain.set_defaults(run=run_explain)
+
+    key = commands.add_parser("key", help="make an agent key and its stored form")
+    key.add_argument("id", nargs="?", default="", help="letters and digits; default: random")
+    key.set_defaults(run=run_key)
+
+    doctor = commands.add_parser("doctor", help="what works here, what does not, and why")
+    doctor.set_defaults(run=run_doctor)
+    return top
+
+
+def version() -> str:
+    """The distribution's version."""
+    from gateway import __version__
+
+    return f"tidegate {__version__}"
+
+
+def run_serve(options: argparse.Namespace) -> None:
+    """Start the gateway; return when it has drained."""
+    if options.workers != 1:
+        fail(
+            "--workers above 1 needs the shared store, which this version does not have yet: "
+            "limits would be multiplied by the number of processes. Start one process."
+        )
+    from dataclasses import replace
+
+    settings = read_settings()
+    changes = {
+        "policy": options.policy,
+        "host": options.host,
+        "port": options.port,
+        "admin_port": options.admin_port,
+    }
+    settings = replace(
+        settings, **{key: value for key, value in changes.items() if value is not None}
+    )
+    from gateway.app import serve
+
+    sys.exit(serve(settings))
+
+
+def run_emulate(options: argparse.Namespace) -> None:
+    """Start the emulator; return when it has stopped."""
+    from gateway.emulator.process import run
+
+    sys.exit(
+        run(
+            config=options.config,
+            host=options.host,
+            port=options.port,
+            seed=options.seed,
+            fast=options.fast,
+        )
+    )
+
+
+def run_check(options: argparse.Namespace) -> None:
+    """Print every error of a policy; exit 1 if there is any."""
+    from gateway.policy.check import check
+
+    result = check(options.path, read_settings().environment)
+    print(result.as_json() if options.json else result.as_text())
+    sys.exit(0 if result.ok else 1)
+
+
+def run_schema(_options: argparse.Namespace) -> None:
+    """Print the schema."""
+    from gateway.policy.check import json_schema
+
+    sys.stdout.write(json_schema())
+
+
+def run_status(options: argparse.Namespace) -> None:
+    """Show the gateway's state until interrupted."""
+    from gateway.terminal import status
+
+    sys.exit(status(options.admin, once=options.once, as_json=options.json))
+
+
+def run_explain(options: argparse.Namespace) -> None:
+    """Show one call's verdicts."""
+    from gateway.terminal import explain
+
+    sys.exit(explain(options.admin, options.call_id, as_json=options.json))
+
+
+def run_key(options: argparse.Namespace) -> None:
+    """Print a new key once, and the line that policy stores."""
+    import secrets
+
+    from gateway.identity import make_key
+
+    key, stored = make_key(secrets.token_bytes, options.id)
+    print(f"key (give it to the agent; it is shown only now):\n  {key}\n")
+    print(f"policy (keys of the agent):\n  - {{hash: {stored!r}}}")
+
+
+def run_doctor(_options: argparse.Namespace) -> None:
+    """Say what works here."""
+    from gateway.doctor import examine
+
+    sys.exit(examine(read_settings()))

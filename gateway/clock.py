@@ -233,3 +233,8 @@ class _Alarm(Timer):
         if self.live:
             self._clock.alarms_armed -= 1
         super().fire()
+
+
+def pause(seconds: float) -> None:
+    """Block this thread: for terminal programs, never on an event loop."""
+    time.sleep(seconds)

@@ -2,8 +2,8 @@
 
 A ticket is (pool, principal, lane, tag, expiry) under HMAC-SHA256. It works for its principal only,
 never in a higher lane, not after its expiry. Forged or expired tickets are ignored, never an error:
-whoever sends one simply queues like everybody else. Single use is the pool's business: a tag that was
-granted lies in its lane's past and gains nothing.
+whoever sends one simply queues like everybody else. Single use is the pool's business: a tag that
+was granted lies in its lane's past and gains nothing.
 """
 
 from __future__ import annotations

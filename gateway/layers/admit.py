@@ -1,10 +1,11 @@
 """Ordered waiting; a permit until the body closes (`admission.md` §4, §9, §10).
 
-Two layers of one mechanism. `admit_caller` takes the caller's own limits once per call, budgets first,
-then agent, then tenant; it stands outside downgrade and retry, because what a caller may use does not
-depend on how often we try. `admit` takes the provider's pools once per attempt, the organization's
-last, because a provider grant must be sent at once. A later refusal gives the earlier grants back in
-full; every grant ends in exactly one settlement or cancellation, whatever is raised.
+Two layers of one mechanism. `admit_caller` takes the caller's own limits once per call, budgets
+first, then agent, then tenant; it stands outside downgrade and retry, because what a caller may use
+does not depend on how often we try. `admit` takes the provider's pools once per attempt, the
+organization's last, because a provider grant must be sent at once. A later refusal gives the
+earlier grants back in full; every grant ends in exactly one settlement or cancellation, whatever is
+raised.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ OWN = Accounting(profile=Profile.RESERVE_SETTLE, cached_input_counts=False)
 """How a caller's own limits are charged: up front, corrected to the reported usage at the end."""
 
 DIGESTED = 4096
-"""Bytes of a body's head and tail that name a kept place: resending clients send the same bytes, and a
-collision only costs its own principal a place in line."""
+"""Bytes of a body's head and tail that name a kept place: resending clients send the same bytes, and
+a collision only costs its own principal a place in line."""
+
 REFUSALS = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
 UNIT = {"money": "micro-dollars", "requests": "requests", "tokens": "tokens"}
 
@@ -120,7 +122,7 @@ class Grants:
         elif admission.on_wait is not None:
             admission.on_wait(spec.name, tier.number, 0)
         if not isinstance(outcome, Admit):
-            raise self._refusal(spec, outcome, cost, now)
+            raise self._refusal(spec, outcome, now)
         self._held.append((spec, cost))
         if spec.queue:
             if call.tags is None:
@@ -148,9 +150,7 @@ class Grants:
             body = body[:DIGESTED] + body[-DIGESTED:] + str(len(body)).encode()
         return blake2b(body, digest_size=12, key=principal.id.encode()[:64]).hexdigest()
 
-    def _refusal(
-        self, spec: PoolSpec, verdict: Verdict, cost: tuple[int, ...], now: Micros
-    ) -> GatewayError:
+    def _refusal(self, spec: PoolSpec, verdict: Verdict, now: Micros) -> GatewayError:
         call = self._call
         if isinstance(verdict, Never):
             call.notes.append(VerdictNote("admit", "never", verdict.because, now, spec.name))

@@ -2,8 +2,8 @@
 
 Returns at the first event, not at the status line: an error event inside a 200 must still reach
 retry and downgrade. The agent's credential ends here and the upstream's own is set; the body is the
-caller's own bytes except for named edits (`model`, `stream_options`). From the moment the first byte
-is handed to the transport the attempt counts as sent.
+caller's own bytes except for named edits (`model`, `stream_options`). From the moment the first
+byte is handed to the transport the attempt counts as sent.
 """
 
 from __future__ import annotations

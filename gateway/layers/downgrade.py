@@ -1,23 +1,22 @@
 """Next model when the inside gives up (`admission.md` §14).
 
 Outside retry, because another model has another breaker and other pools; it re-estimates, because
-tokenizers and prices differ. It acts only before the first byte: once a reply is returned with a good
-answer, neither this layer nor retry may act again.
+tokenizers and prices differ. It acts only before the first byte: once a reply is returned with a
+good answer, neither this layer nor retry may act again.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, End, Kind, Layer, Reply, Service, VerdictNote
-from gateway.errors import BreakerOpen, NeverFits, QueueFull, UpstreamFault
+from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
+from gateway.errors import BreakerOpen, GatewayError, NeverFits, QueueFull, UpstreamFault
 from gateway.resilience.ladder import Rung, Wanted, unfit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from gateway.clock import Clock
-    from gateway.errors import GatewayError
     from gateway.snapshot import Deployment
 
 NEXT_RUNG = frozenset({Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.QUOTA})
@@ -85,10 +84,20 @@ def reason_of(outcome: Reply | GatewayError) -> str:
     return outcome.code
 
 
-def downgrade(*, clock: Clock, re_estimate: Callable[[Call, Deployment], Awaitable[None]]) -> Layer:
+class Downgrading:
     """The layer; `re_estimate` sets `call.deployment` and `call.estimate` for another rung."""
 
-    def layer(inner: Service) -> Service:
+    __slots__ = ("_clock", "_re_estimate")
+
+    def __init__(
+        self, *, clock: Clock, re_estimate: Callable[[Call, Deployment], Awaitable[None]]
+    ) -> None:
+        self._clock = clock
+        self._re_estimate = re_estimate
+
+    def __call__(self, inner: Service) -> Service:
+        """The service with its ladder."""
+
         async def serve(call: Call) -> Reply:
             rungs = rungs_for(call)
             if len(rungs) < 2:
@@ -97,32 +106,43 @@ def downgrade(*, clock: Clock, re_estimate: Callable[[Call, Deployment], Awaitab
             for place, deployment in enumerate(rungs):
                 if place:
                     call.tags = None  # tags of different pools do not compare
-                    await re_estimate(call, deployment)
+                    await self._re_estimate(call, deployment)
                 call.rungs_left = last - place
-                reason = ""
-                try:
-                    reply = await inner(call)
-                except (BreakerOpen, NeverFits, QueueFull, UpstreamFault) as error:
-                    if place == last:
-                        raise
-                    reason = reason_of(error)
-                else:
-                    if reply.kind not in NEXT_RUNG or place == last:
-                        if place:
-                            announce(call, deployment)
-                        return reply
-                    reason = reason_of(reply)
-                    await reply.close(End.FAILED)
-                call.notes.append(
-                    VerdictNote("downgrade", "next", deployment.because, clock.now(), reason)
-                )
-                if place == 0:
-                    call.extra_headers.append((b"tidegate-downgrade-reason", reason.encode()))
+                outcome = await rung(inner, call)
+                if isinstance(outcome, Reply) and (place == last or not hopeless(outcome)):
+                    if place:
+                        announce(call, deployment)
+                    return outcome
+                if isinstance(outcome, GatewayError) and place == last:
+                    raise outcome
+                await self._next(call, deployment, outcome, first=place == 0)
             raise AssertionError("a ladder ends in its last rung")
 
         return serve
 
-    return layer
+    async def _next(
+        self, call: Call, deployment: Deployment, outcome: Reply | GatewayError, *, first: bool
+    ) -> None:
+        reason = reason_of(outcome)
+        if isinstance(outcome, Reply):
+            await outcome.close(End.FAILED)
+        note = VerdictNote("downgrade", "next", deployment.because, self._clock.now(), reason)
+        call.notes.append(note)
+        if first:
+            call.extra_headers.append((b"tidegate-downgrade-reason", reason.encode()))
+
+
+async def rung(inner: Service, call: Call) -> Reply | GatewayError:
+    """What one rung says; refusals that another rung could not mend are raised."""
+    try:
+        return await inner(call)
+    except (BreakerOpen, NeverFits, QueueFull, UpstreamFault) as error:
+        return error
+
+
+def hopeless(reply: Reply) -> bool:
+    """Whether this bad answer may be better elsewhere."""
+    return reply.kind in NEXT_RUNG
 
 
 def announce(call: Call, deployment: Deployment) -> None:

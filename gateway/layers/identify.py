@@ -1,8 +1,8 @@
 """Credential -> Principal; unknown is refused; what the identity may not use is refused.
 
 Here also the call gets its tier (a wish, capped by the identity), its session and its deadline: the
-least of policy, the protocol's cap and what the client itself will wait for (`protocols.md` §3). Hints
-in headers and body name sessions and wish for tiers; they never raise a right.
+least of policy, the protocol's cap and what the client itself will wait for (`protocols.md` §3).
+Hints in headers and body name sessions and wish for tiers; they never raise a right.
 """
 
 from __future__ import annotations

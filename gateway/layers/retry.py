@@ -1,8 +1,9 @@
 """Attempts, Retry-After, jitter, budget (`admission.md` §12).
 
 Outside admit, because every attempt spends quota and sleeping must hold no permit. Quota and ramp
-refusals never sleep here: they re-enter their pool with their original place, and the pool waits. It
-never retries an open breaker, a caller's fault, spent money, and nothing once the answer has begun.
+refusals never sleep here: they re-enter their pool with their original place, and the pool waits.
+It never retries an open breaker, a caller's fault, spent money, and nothing once the answer has
+begun.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.call import Call, End, Kind, Layer, Reply, Service, VerdictNote
+from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import UpstreamFault, UpstreamTimeout, UpstreamUnreachable
 from gateway.resilience.backoff import next_delay, wait_for
 from gateway.units import MICRO, Micros, Mode, Rng
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.clock import Clock
     from gateway.resilience.backoff import BackoffRules
     from gateway.resilience.budget import RetryBudget
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 REQUEUED = frozenset({Kind.QUOTA, Kind.RAMP})
 BACKED_OFF = frozenset({Kind.CAPACITY, Kind.FAULT})
 OTHER_KEY = frozenset({Kind.AUTH, Kind.MONEY, Kind.PERIOD})
+MOST_KEYS = 8
+"""Credentials one call may try."""
 REPEATABLE = (UpstreamTimeout, UpstreamUnreachable)
 
 
@@ -42,6 +47,15 @@ class Attempts:
     requeues: int = 0
     keys: int = 0
     delay: Micros = 0
+
+    def count(self, ruling: Again) -> None:
+        """One more attempt of that kind."""
+        if ruling.why == "backoff":
+            self.backoffs += 1
+        elif ruling.why == "requeue":
+            self.requeues += 1
+        else:
+            self.keys += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +90,10 @@ def decide(  # noqa: PLR0913 - one decision, every fact of it named
     if rules.mode is not Mode.ENFORCE:
         return "retry is off"
     if kind in OTHER_KEY:
-        return Again(0, "other credential") if other_key else f"{kind.value} is never retried"
+        spare = other_key and tried.keys < MOST_KEYS
+        return Again(0, "other credential") if spare else f"{kind.value} is never retried"
     if kind in REQUEUED:
-        if other_key:
-            return Again(0, "other credential")
-        if tried.requeues >= rules.requeues:
-            return f"{rules.requeues} requeues used"
-        if retry_after is not None and retry_after > min(remaining, rules.max_retry_after):
-            return "the stated reset lies beyond the deadline"
-        return Again(0, "requeue")
+        return requeue(retry_after, rules, tried, remaining, other_key=other_key)
     if kind not in BACKED_OFF:
         return f"{kind.value} is never retried"
     if tried.backoffs + 1 >= rules.attempts:
@@ -99,6 +108,24 @@ def decide(  # noqa: PLR0913 - one decision, every fact of it named
     return Again(wait, "backoff")
 
 
+def requeue(
+    retry_after: Micros | None,
+    rules: BackoffRules,
+    tried: Attempts,
+    remaining: Micros,
+    *,
+    other_key: bool,
+) -> Again | str:
+    """A quota or ramp refusal: back into the pool with the original place, as far as allowed."""
+    if other_key and tried.keys < MOST_KEYS:
+        return Again(0, "other credential")
+    if tried.requeues >= rules.requeues:
+        return f"{rules.requeues} requeues used"
+    if retry_after is not None and retry_after > min(remaining, rules.max_retry_after):
+        return "the stated reset lies beyond what may be waited"
+    return Again(0, "requeue")
+
+
 def repeatable(error: UpstreamFault) -> bool:
     """Whether an attempt that ended in this exception may be made again.
 
@@ -107,61 +134,100 @@ def repeatable(error: UpstreamFault) -> bool:
     return isinstance(error, REPEATABLE) and error.code in ("connect_failed", "connect_timeout")
 
 
-def retry(*, clock: Clock, rng: Rng, budget: RetryBudget, spares: Spares) -> Layer:
-    """The layer."""
+class Retrying:
+    """The layer.
 
-    def layer(inner: Service) -> Service:
+    Attributes:
+        on_retry: Called with the reason of every further attempt, for metrics.
+    """
+
+    __slots__ = ("_budget", "_clock", "_rng", "_spares", "on_retry")
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        rng: Rng,
+        budget: RetryBudget,
+        spares: Spares,
+        on_retry: Callable[[str], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._budget = budget
+        self._spares = spares
+        self.on_retry = on_retry
+
+    def __call__(self, inner: Service) -> Service:
+        """The service with its further attempts."""
+
         async def serve(call: Call) -> Reply:
             tried = Attempts()
             while True:
-                reply: Reply | None = None
-                fault: UpstreamFault | None = None
-                try:
-                    reply = await inner(call)
-                except UpstreamFault as error:
-                    if not repeatable(error):
-                        raise
-                    fault = error
-                kind = reply.kind if reply is not None else Kind.FAULT
-                if kind is None:
-                    budget.succeeded()
-                    assert reply is not None  # noqa: S101 - kind is None only with a reply
-                    return reply
-                ruling = decide(
-                    kind=kind,
-                    retry_after=reply.retry_after if reply is not None else None,
-                    rules=call.snapshot.backoff,
-                    tried=tried,
-                    remaining=call.deadline - clock.now(),
-                    other_key=kind is not Kind.CALLER and spares.other_credential(call),
-                    rng=rng,
-                )
-                if isinstance(ruling, Again) and not budget.take(now=clock.now()):
-                    ruling = "retry budget spent"
-                now = clock.now()
+                outcome = await attempt(inner, call)
+                if isinstance(outcome, Reply) and outcome.kind is None:
+                    self._budget.succeeded()
+                    return outcome
+                ruling = self._rule(call, outcome, tried)
                 if isinstance(ruling, str):
-                    call.notes.append(
-                        VerdictNote("retry", "give_up", call.snapshot.backoff.because, now, ruling)
-                    )
-                    if fault is not None:
-                        raise fault
-                    assert reply is not None  # noqa: S101 - either a reply or a fault
-                    return reply
-                if ruling.why == "backoff":
-                    tried.backoffs += 1
-                elif ruling.why == "requeue":
-                    tried.requeues += 1
-                else:
-                    tried.keys += 1
-                call.notes.append(
-                    VerdictNote("retry", ruling.why, call.snapshot.backoff.because, now, kind.value)
-                )
-                if reply is not None:
-                    await reply.close(End.FAILED)
-                if ruling.wait:
-                    await clock.sleep(ruling.wait / MICRO)
-                call.attempt += 1
+                    return give_up(outcome)
+                await self._again(call, outcome, ruling)
 
         return serve
 
-    return layer
+    def _rule(self, call: Call, outcome: Reply | UpstreamFault, tried: Attempts) -> Again | str:
+        now = self._clock.now()
+        rules = call.snapshot.backoff
+        reply = outcome if isinstance(outcome, Reply) else None
+        kind = Kind.FAULT if reply is None or reply.kind is None else reply.kind
+        ruling = decide(
+            kind=kind,
+            retry_after=reply.retry_after if reply is not None else None,
+            rules=rules,
+            tried=tried,
+            remaining=call.deadline - now,
+            other_key=kind is not Kind.CALLER and self._spares.other_credential(call),
+            rng=self._rng,
+        )
+        if isinstance(ruling, Again) and not self._budget.take(now=now):
+            ruling = "the retry budget is spent"
+        if isinstance(ruling, str):
+            call.notes.append(VerdictNote("retry", "give_up", rules.because, now, ruling))
+            return ruling
+        tried.count(ruling)
+        if kind in REQUEUED and reply is not None and reply.retry_after is None:
+            # Without the provider's word the pool pauses for a jittered delay of ours.
+            reply.retry_after = next_delay(rules, previous=0, attempt=1, rng=self._rng)
+        note = VerdictNote("retry", ruling.why, rules.because, now, f"attempt after {kind.value}")
+        call.notes.append(note)
+        return ruling
+
+    async def _again(self, call: Call, outcome: Reply | UpstreamFault, ruling: Again) -> None:
+        if self.on_retry is not None:
+            self.on_retry(ruling.why)
+        if isinstance(outcome, Reply):
+            wait = outcome.retry_after
+            await outcome.close(End.FAILED)
+            pools = call.deployment.pools if call.deployment is not None else ()
+            if ruling.why == "requeue" and not pools and wait:
+                await self._clock.sleep(wait / MICRO)  # no pool could make it wait
+        if ruling.wait:
+            await self._clock.sleep(ruling.wait / MICRO)
+        call.attempt += 1
+
+
+async def attempt(inner: Service, call: Call) -> Reply | UpstreamFault:
+    """One attempt: its reply, or the fault that may be repeated; others are raised."""
+    try:
+        return await inner(call)
+    except UpstreamFault as error:
+        if not repeatable(error):
+            raise
+        return error
+
+
+def give_up(outcome: Reply | UpstreamFault) -> Reply:
+    """The last outcome: a refusal goes on to downgrade or the client, a fault is raised."""
+    if isinstance(outcome, UpstreamFault):
+        raise outcome
+    return outcome

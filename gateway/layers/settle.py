@@ -1,10 +1,10 @@
 """Usage beside the stream; charge or refund exactly once (`protocols.md` §2.2, `admission.md` §10).
 
-Inside admit: the cost is known before the permit goes. Reported usage counts, field by field; where a
-field is missing the prompt's estimate or what streamed stands in, and the settlement says so. A
+Inside admit: the cost is known before the permit goes. Reported usage counts, field by field; where
+a field is missing the prompt's estimate or what streamed stands in, and the settlement says so. A
 reported zero is zero. Leaving just before the usage event is not free. The tap parses a copy, per
-event and never per network chunk; the client's bytes are untouched, but for the usage-only chunk that
-we asked for in its stead.
+event and never per network chunk; the client's bytes are untouched, but for the usage-only chunk
+that we asked for in its stead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.bodies import Unpacking
-from gateway.call import Call, Dialect, End, Estimate, Kind, Layer, Reply, Service, Usage
+from gateway.call import Call, Dialect, End, Estimate, Kind, Reply, Service, Usage
 from gateway.errors import GatewayError, StreamCut
+from gateway.snapshot import Price
 from gateway.wire import headers as wire_headers
 from gateway.wire import refusals
 from gateway.wire.codec import CODECS
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from gateway.call import Source
-    from gateway.snapshot import Price
     from gateway.wire.stream import Failure, Reader
 
 MAX_ANSWER = 8 * 1024 * 1024
@@ -48,7 +48,7 @@ def price_of(usage: Usage, price: Price) -> int:
 
 
 def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: Price) -> Usage:
-    """The usage to settle by: reported where reported, else the prompt's estimate and what streamed."""
+    """The usage to settle by: as reported, else the prompt's estimate and what streamed."""
     if reported is None:
         usage = Usage(input=estimate.input, output=streamed, estimated=True)
     elif reported.input is None or reported.output is None:
@@ -217,7 +217,11 @@ class _Stream:
         if reader.malformed and self.settling.on_malformed is not None:
             self.settling.on_malformed(call.dialect.value, reader.malformed)
         reported = reader.usage
-        if not reader.terminal and reported is not None and (reported.output or 0) < reader.streamed:
+        if (
+            not reader.terminal
+            and reported is not None
+            and (reported.output or 0) < reader.streamed
+        ):
             reported = Usage(
                 input=reported.input,
                 output=reader.streamed,
@@ -325,3 +329,4 @@ class Settling:
 
 
 _NO_OUTPUT = Estimate(input=0, output=0)
+_FREE = Price()

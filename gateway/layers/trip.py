@@ -1,8 +1,10 @@
 """Circuit breaker of the rung now tried (`admission.md` §13); it is what publishes holds later.
 
-Outside admit: nobody queues for an open breaker. With a rung left the call goes there at once; without
-one it waits here, holding nothing, until the breaker lets somebody through or its deadline comes. A
-breaker that opened for quota is not sick: without another rung its callers keep waiting in the pool.
+Outside admit: nobody queues for an open breaker. With a rung left the call goes there at once;
+without one it waits here, holding nothing, until the breaker lets somebody through or its deadline
+comes. A
+breaker that opened for quota is not sick: without another rung its callers keep waiting in the
+pool.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, End, Kind, Layer, Reply, Service, VerdictNote
+from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import BreakerOpen, UpstreamFault
 from gateway.resilience.breaker import Allow, Breaker, State, Trip
 from gateway.units import MICRO, Micros, Mode, Rng
@@ -113,16 +115,15 @@ def refusal(trip: Trip, scope: str, *, now: Micros) -> BreakerOpen:
 class _Verdict:
     """What one attempt tells the breaker, exactly once."""
 
-    __slots__ = ("breaker", "breakers", "call", "clock", "probe", "rng", "scope", "told")
+    __slots__ = ("breaker", "breakers", "clock", "probe", "rng", "scope", "told")
 
-    def __init__(  # noqa: PLR0913 - one attempt's facts
-        self, breakers: Breakers, breaker: Breaker, scope: str, call: Call, *, probe: int,
-        clock: Clock, rng: Rng,
+    def __init__(
+        self, breakers: Breakers, breaker: Breaker, scope: str, *, probe: int, clock: Clock,
+        rng: Rng,
     ) -> None:  # fmt: skip
         self.breakers = breakers
         self.breaker = breaker
         self.scope = scope
-        self.call = call
         self.probe = probe
         self.clock = clock
         self.rng = rng
@@ -179,11 +180,13 @@ class _Verdict:
             self.breaker.aborted(probe=self.probe)
             self.breakers.wake(self.scope)
 
-    def ended(self, end: End) -> None:
-        """The body of a good answer is over."""
+    def ended(self, end: End, reply: Reply) -> None:
+        """The body of a good answer is over; an error inside it has given it a kind."""
         if self.told:
             return
-        if end is End.COMPLETE:
+        if reply.kind is not None:
+            self.answered(reply)
+        elif end is End.COMPLETE or reply.terminal:
             self.told = True
             before = self.breaker.version
             changed = self.breaker.succeeded(now=self.clock.now(), probe=self.probe)
@@ -194,53 +197,65 @@ class _Verdict:
             self.nothing()
 
 
-def trip(*, breakers: Breakers, clock: Clock, rng: Rng) -> Layer:
+class Tripping:
     """The layer."""
 
-    async def permission(call: Call, breaker: Breaker, scope: str) -> int:
-        """The number of the probe this call is, 0 for an ordinary call."""
-        rules = call.snapshot.breaker
-        while True:
-            now = clock.now()
-            ruling = breaker.ask(now=now)
-            if isinstance(ruling, Allow):
-                return ruling.probe
-            note = VerdictNote("trip", "open", ruling.because, now, ruling.reason)
-            if rules.mode is Mode.SHADOW:
-                call.notes.append(VerdictNote("trip", "shadow", ruling.because, now, ruling.reason))
-                return 0
-            if not ruling.sick and not call.rungs_left and breaker.state is State.OPEN:
-                return 0  # the pool holds the quota's queue; this breaker only starts ladders
-            if call.rungs_left or ruling.until >= call.deadline:
-                call.notes.append(note)
-                raise refusal(ruling, scope, now=now)
-            await breakers.wait(scope, until=min(ruling.until, call.deadline), clock=clock)
+    __slots__ = ("_breakers", "_clock", "_rng")
 
-    def layer(inner: Service) -> Service:
+    def __init__(self, *, breakers: Breakers, clock: Clock, rng: Rng) -> None:
+        self._breakers = breakers
+        self._clock = clock
+        self._rng = rng
+
+    def __call__(self, inner: Service) -> Service:
+        """The service behind its breakers."""
+
         async def serve(call: Call) -> Reply:
             deployment = call.deployment
             rules = call.snapshot.breaker
             if deployment is None or rules.mode is Mode.OFF:
                 return await inner(call)
-            breaker = breakers.of(deployment.id, rules)
+            breaker = self._breakers.of(deployment.id, rules)
             probe = 0
             if breaker.state is not State.CLOSED:
-                probe = await permission(call, breaker, deployment.id)
-            verdict = _Verdict(
-                breakers, breaker, deployment.id, call, probe=probe, clock=clock, rng=rng
-            )
-            try:
-                reply = await inner(call)
-            except UpstreamFault as error:
-                verdict.failed(error.code)
-                raise
-            except BaseException:
-                verdict.nothing()  # refused by admission, client gone: says nothing of the upstream
-                raise
-            verdict.answered(reply)
-            reply.on_close(verdict.ended)
-            return reply
+                probe = await self._permission(call, breaker, deployment.id)
+            return await self._watched(inner, call, breaker, probe)
 
         return serve
 
-    return layer
+    async def _watched(self, inner: Service, call: Call, breaker: Breaker, probe: int) -> Reply:
+        assert call.deployment is not None  # noqa: S101 - checked by the caller
+        verdict = _Verdict(
+            self._breakers, breaker, call.deployment.id, probe=probe, clock=self._clock,
+            rng=self._rng,
+        )  # fmt: skip
+        try:
+            reply = await inner(call)
+        except UpstreamFault as error:
+            verdict.failed(error.code)
+            raise
+        except BaseException:
+            verdict.nothing()  # refused by admission, client gone: says nothing of the upstream
+            raise
+        verdict.answered(reply)
+        reply.on_close(lambda end: verdict.ended(end, reply))
+        return reply
+
+    async def _permission(self, call: Call, breaker: Breaker, scope: str) -> int:
+        """The number of the probe this call is, 0 for an ordinary call."""
+        mode = call.snapshot.breaker.mode
+        while True:
+            now = self._clock.now()
+            ruling = breaker.peek(now=now) if mode is Mode.SHADOW else breaker.ask(now=now)
+            if isinstance(ruling, Allow):
+                return ruling.probe
+            if mode is Mode.SHADOW:
+                call.notes.append(VerdictNote("trip", "shadow", ruling.because, now, ruling.reason))
+                return 0
+            if not ruling.sick and not call.rungs_left and breaker.state is State.OPEN:
+                return 0  # the pool holds the quota's queue; this breaker only starts ladders
+            if call.rungs_left or ruling.until >= call.deadline:
+                call.notes.append(VerdictNote("trip", "open", ruling.because, now, ruling.reason))
+                raise refusal(ruling, scope, now=now)
+            until = min(ruling.until, call.deadline)
+            await self._breakers.wait(scope, until=until, clock=self._clock)

@@ -1,7 +1,7 @@
 """Health of upstream credentials, one by one: 401 takes a key out, 429 cools it, the next is used.
 
-Pure: `now` and `rng` are parameters. A message limits the scope that sent it (one credential), never
-a whole provider. Cool-downs only ever lengthen.
+Pure: `now` and `rng` are parameters. A message limits the scope that sent it (one credential),
+never a whole provider. Cool-downs only ever lengthen.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ class CredentialHealth:
         """A new policy: every credential gets a fresh chance."""
         self._out.clear()
 
-    def choose(self, provider: str, candidates: tuple[C, ...], *, now: Micros, rng: Rng) -> C | None:
-        """A healthy credential by weight, the first of equals where weights are 0; None if all are out."""
+    def choose(
+        self, provider: str, candidates: tuple[C, ...], *, now: Micros, rng: Rng
+    ) -> C | None:
+        """A healthy credential by weight, the first where all weights are 0; None if all are out."""
         if not self._out and len(candidates) == 1:
             return candidates[0]
         healthy = [

@@ -1,0 +1,95 @@
+"""POST /v1/messages/count_tokens: relayed or answered here; never queued, never billed.
+
+Claude Code asks once per turn, so it must not wait behind inference or take a slot. Its own limit
+is
+the number of relays in flight: beyond it, or where the upstream has no such route, fails or is
+slow, the gateway counts by itself. Counting never fails a caller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gateway.call import Bytes, Call, End, Reply, Usage
+from gateway.errors import NoSuchRoute, UpstreamFault
+from gateway.wire.codec import CODECS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gateway.call import Service
+    from gateway.snapshot import Deployment
+    from gateway.tokens import Counter
+
+MAX_RELAYS = 64
+
+
+class CountTokens:
+    """The service.
+
+    Attributes:
+        relaying: Relays in flight.
+    """
+
+    __slots__ = ("_counter", "_decode", "_dispatch", "relaying")
+
+    def __init__(
+        self, dispatch: Service, counter: Counter, decode: Callable[[Call], Mapping[str, Any]]
+    ) -> None:
+        self._dispatch = dispatch
+        self._counter = counter
+        self._decode = decode
+        self.relaying = 0
+
+    async def __call__(self, call: Call) -> Reply:
+        """The count, from the upstream where it knows the route, else ours."""
+        deployment = self._deployment(call)
+        call.deployment = deployment
+        call.usage = Usage(input=0, output=0)
+        relays = deployment.provider.count_tokens == "relay" and self.relaying < MAX_RELAYS
+        if relays:
+            reply = await self._relay(call)
+            if reply is not None:
+                return reply
+        return await self._local(call, deployment)
+
+    def _deployment(self, call: Call) -> Deployment:
+        assert call.model is not None  # noqa: S101 - identify found it
+        for deployment in call.model.deployments:
+            if call.family.value in deployment.provider.dialects:
+                return deployment
+        text = f"The model {call.model.name[:100]!r} is not served in this dialect."
+        raise NoSuchRoute(text, code="model_not_found", param="model")
+
+    async def _relay(self, call: Call) -> Reply | None:
+        """The upstream's answer; None where it has none to give."""
+        self.relaying += 1
+        try:
+            reply = await self._dispatch(call)
+        except UpstreamFault:
+            return None
+        finally:
+            self.relaying -= 1
+        if reply.status == 200:
+            return reply
+        await reply.close(End.FAILED)
+        return None
+
+    async def _local(self, call: Call, deployment: Deployment) -> Reply:
+        principal = call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        parsed = call.parsed if call.parsed is not None else self._decode(call)
+        tokens = await self._counter.local_count(
+            CODECS[call.dialect].parts(parsed),
+            encoding=deployment.encoding,
+            tenant=principal.tenant,
+            family=call.family,
+        )
+        raw = orjson.dumps({"input_tokens": tokens})
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(raw)).encode()),
+        ]
+        return Reply(status=200, headers=headers, source=Bytes(raw))

@@ -1,0 +1,185 @@
+"""Call.cost = input counted + output predicted, before anything scarce is held.
+
+Counts with the tokenizer of the rung now tried, corrects by the learned bias, predicts the output
+by model and agent, prices the whole. `Estimating` is also what downgrade calls for another rung,
+because tokenizers and prices differ, and what settle teaches.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from gateway.call import Call, Dialect, Estimate, Layer, Reply, Service, Usage, VerdictNote
+from gateway.errors import NoSuchRoute
+from gateway.snapshot import Deployment
+from gateway.tokens import Counted
+from gateway.wire.codec import CODECS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from gateway.admission.estimate import Learned
+    from gateway.snapshot import Price, Provider, Snapshot
+    from gateway.tokens import Counter
+
+NOTHING = Estimate(input=0, output=0)
+"""What a pass-through call is expected to cost: a request, no tokens."""
+
+
+class Estimating:
+    """Counts, predicts, prices and learns.
+
+    Attributes:
+        on_estimated: Called with the reason whenever a count is not exact, for metrics.
+    """
+
+    __slots__ = ("_counter", "_decode", "_learned", "on_estimated")
+
+    def __init__(
+        self,
+        counter: Counter,
+        learned: Learned,
+        *,
+        decode: Callable[[Call], Mapping[str, Any]],
+        on_estimated: Callable[[str], None] | None = None,
+    ) -> None:
+        self._counter = counter
+        self._learned = learned
+        self._decode = decode
+        self.on_estimated = on_estimated
+
+    async def __call__(self, call: Call, deployment: Deployment) -> None:
+        """The call carries this deployment and its estimate."""
+        fields, principal = call.fields, call.principal
+        assert fields is not None  # noqa: S101 - only parsed routes come here
+        assert principal is not None  # noqa: S101 - identify ran
+        parsed = call.parsed
+        if parsed is None:  # dropped before a wait: a downgrade decodes again
+            parsed = self._decode(call)
+        codec = CODECS[call.dialect]
+        counted = self._counter.count(
+            codec.parts(parsed),
+            encoding=deployment.encoding,
+            tenant=principal.tenant,
+            family=call.family,
+        )
+        if not isinstance(counted, Counted):
+            counted = await counted
+        if not counted.exact and self.on_estimated is not None:
+            self.on_estimated(counted.because)
+        call.deployment = deployment
+        call.estimate = self._estimate(call, deployment, counted)
+
+    def _estimate(self, call: Call, deployment: Deployment, counted: Counted) -> Estimate:
+        fields, principal = call.fields, call.principal
+        assert fields is not None  # noqa: S101 - checked by the caller
+        assert principal is not None  # noqa: S101 - checked by the caller
+        learned = self._learned
+        tokens = learned.input(
+            deployment.id, counted.tokens, tools=fields.has_tools, images=fields.has_images
+        )
+        cap = fields.cap
+        output = 0
+        if call.dialect is not Dialect.EMBEDDINGS:
+            output = learned.output(
+                deployment.id, principal.rule.id, cap=cap, most=deployment.max_output or None
+            )
+        cached = min(tokens, learned.cached(call.session, tokens)) if call.session else 0
+        return Estimate(
+            input=tokens,
+            output=output,
+            cap=0 if call.dialect is Dialect.EMBEDDINGS else cap,
+            cached=cached,
+            money=predicted_price(tokens, cached, output, deployment.price),
+            exact=counted.exact,
+        )
+
+    def learn(self, call: Call, usage: Usage) -> None:
+        """Teach the estimators what this call really cost; only fully reported usage comes here."""
+        fields, principal, deployment = call.fields, call.principal, call.deployment
+        estimate = call.estimate
+        if fields is None or principal is None or deployment is None or estimate is None:
+            return
+        total = (usage.input or 0) + (usage.cache_read or 0) + (usage.cache_write or 0)
+        self._learned.learn_input(
+            deployment.id,
+            estimated=estimate.input,
+            reported=total,
+            tools=fields.has_tools,
+            images=fields.has_images,
+        )
+        if call.dialect is not Dialect.EMBEDDINGS:
+            self._learned.learn_output(deployment.id, principal.rule.id, usage.output or 0)
+        if call.session:
+            self._learned.learn_cached(call.session, read=usage.cache_read or 0, of=total)
+
+
+def predicted_price(tokens: int, cached: int, output: int, price: Price) -> int:
+    """Micro-dollars the call is expected to cost, rounded up."""
+    fresh = tokens - cached
+    total = fresh * price.input + cached * (price.cache_read or price.input) + output * price.output
+    return -(-total // 1_000_000)
+
+
+def passthrough_of(snapshot: Snapshot, call: Call) -> Deployment | None:
+    """The way of a path that is relayed unread, with its provider's pools; None if none has it."""
+    provider = relaying(snapshot, call)
+    if provider is None:
+        return None
+    return Deployment(
+        id=f"{provider.name}/passthrough",
+        provider=provider,
+        pools=provider.passthrough_pools,
+        accounting=provider.accounting,
+        because=provider.because,
+    )
+
+
+def relaying(snapshot: Snapshot, call: Call) -> Provider | None:
+    """The provider that a pass-through path belongs to, in policy order."""
+    for provider in snapshot.providers.values():
+        if any(fnmatchcase(call.path, glob) for glob in provider.passthrough):
+            return provider
+    for provider in snapshot.providers.values():
+        if call.family.value in provider.dialects and call.path.startswith("/v1/responses/"):
+            return provider
+    return None
+
+
+def estimate(estimating: Estimating) -> Layer:
+    """The layer."""
+
+    def layer(inner: Service) -> Service:
+        async def serve(call: Call) -> Reply:
+            if call.fields is None:
+                deployment = passthrough_of(call.snapshot, call)
+                if deployment is None:
+                    raise NoSuchRoute(f"No provider of the policy serves {call.path[:200]}.")
+                call.deployment, call.estimate = deployment, NOTHING
+                return await inner(call)
+            model = call.model
+            assert model is not None  # noqa: S101 - identify found it
+            await estimating(call, first_of(call))
+            made = call.estimate
+            assert made is not None  # noqa: S101 - just made
+            because = model.because
+            detail = f"input {made.input} output {made.output} cap {made.cap}"
+            call.notes.append(VerdictNote("estimate", "counted", because, call.received, detail))
+            return await inner(call)
+
+        return serve
+
+    return layer
+
+
+def first_of(call: Call) -> Deployment:
+    """The first rung that speaks the caller's dialect."""
+    assert call.model is not None  # noqa: S101 - identify found it
+    for deployment in call.model.deployments:
+        if call.family.value in deployment.provider.dialects:
+            return deployment
+    asked = call.model.name
+    text = f"The model {asked[:100]!r} is not served in the {call.family.value} dialect."
+    raise NoSuchRoute(text, because=call.model.because, code="model_not_found", param="model")

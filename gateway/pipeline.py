@@ -1,0 +1,98 @@
+"""THE order of the layers, with a why beside each. The lists read in execution order.
+
+Recorded in docs/adr/0002: the caller's own limits are taken once per call (`admit_caller`), outside
+downgrade and retry; the provider's pools once per attempt (`admit`), inside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.call import Dialect, Service, stack
+from gateway.layers.admit import Admission, admit, admit_caller
+from gateway.layers.downgrade import Downgrading
+from gateway.layers.estimate import Estimating, estimate
+from gateway.layers.identify import identify
+from gateway.layers.observe import Observing
+from gateway.layers.trip import Breakers, Tripping
+
+if TYPE_CHECKING:
+    from gateway.call import Call, Reply
+    from gateway.clock import Clock
+    from gateway.identity import Identities
+    from gateway.layers.count import CountTokens
+    from gateway.layers.dispatch import Dispatch
+    from gateway.layers.models import Models
+    from gateway.layers.retry import Retrying
+    from gateway.layers.settle import Settling
+    from gateway.units import Rng
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything the layers are wired with; `app.py` and the simulated tests make it."""
+
+    clock: Clock
+    rng: Rng
+    identities: Identities
+    estimating: Estimating
+    admission: Admission
+    breakers: Breakers
+    retrying: Retrying
+    settling: Settling
+    dispatch: Dispatch
+    observing: Observing
+    models: Models
+    count_tokens: CountTokens
+
+
+def model_pipeline(parts: Parts) -> Service:
+    """MODEL: every call that may reach a provider, pass-through included."""
+    clock, rng = parts.clock, parts.rng
+    return stack(
+        # must see every refusal and every escape
+        parts.observing,
+        # a stranger may cost us no effort
+        identify(identities=parts.identities, clock=clock),
+        # admission needs the cost; loops and gates will
+        estimate(parts.estimating),
+        # what a caller may use does not depend on how often we try: once per call
+        admit_caller(parts.admission),
+        # another model has another breaker and other pools, so outside retry
+        Downgrading(clock=clock, re_estimate=parts.estimating),
+        # every attempt spends quota and sleeping must hold no permit, so outside admit
+        parts.retrying,
+        # nobody queues for an open breaker
+        Tripping(breakers=parts.breakers, clock=clock, rng=rng),
+        # the last wait before spending; the permit lives until the body closes
+        admit(parts.admission),
+        # inside admit: the cost is known before the permit goes
+        parts.settling,
+        service=parts.dispatch,
+    )
+
+
+def local_pipeline(parts: Parts, service: Service) -> Service:
+    """Answers that no quota pays for: identified and observed, never queued or billed."""
+    return stack(
+        parts.observing,
+        identify(identities=parts.identities, clock=parts.clock),
+        service=service,
+    )
+
+
+def pipeline(parts: Parts) -> Service:
+    """The service of the data listener."""
+    model = model_pipeline(parts)
+    models = local_pipeline(parts, parts.models)
+    count = local_pipeline(parts, parts.count_tokens)
+
+    async def serve(call: Call) -> Reply:
+        if call.dialect is Dialect.MODELS:
+            return await models(call)
+        if call.dialect is Dialect.COUNT_TOKENS:
+            return await count(call)
+        return await model(call)
+
+    return serve
