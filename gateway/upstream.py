@@ -60,11 +60,9 @@ INLINE = 64 * 1024
 """A body up to this size leaves in one write with its head; a larger one in slices, read beside."""
 
 LONGEST_HEADER = 64 * 1024
-"""Bytes of one header line of an answer. Defaults of 8 KB fail on long content policies."""
-
 MOST_HEADERS = 256
 MOST_INTERIM = 32
-"""Header lines of one answer; 1xx answers before it: more is an upstream that never answers."""
+"""Bounds of an answer: bytes of one header line (8 KB fail on long policies), lines, 1xx before."""
 
 IDLE: Micros = 15 * MICRO
 """How long a pooled connection is kept. Must stay below the upstream's own limit."""
@@ -190,7 +188,7 @@ def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
 
 
 class AiohttpTransport:
-    """One aiohttp pool per upstream, HTTP/1.1 only; every number in flight is admission's say."""
+    """One aiohttp pool per upstream, HTTP/1.1 only; the number in flight is admission's say."""
 
     def __init__(
         self,
@@ -507,10 +505,9 @@ class _Exchange:
         for _ in range(MOST_INTERIM):
             try:
                 message, body = await self._handler.read()
-            except HttpProcessingError as error:
-                raise self._broken("malformed", error) from error
-            except (aiohttp.ClientError, OSError, EofStream) as error:
-                raise self._broken("reset", error) from error
+            except (aiohttp.ClientError, OSError, HttpProcessingError, EofStream) as error:
+                kind = "malformed" if isinstance(error, HttpProcessingError) else "reset"
+                raise TransportFault(kind, sent=self._sent, detail=_reason(error)) from error
             if message.code >= 200:
                 self._body = body
                 self._handler.reads(body)
@@ -520,9 +517,6 @@ class _Exchange:
             if message.code == 101:
                 break
         raise TransportFault("malformed", sent=self._sent, detail="no final answer")
-
-    def _broken(self, kind: str, error: Exception) -> TransportFault:
-        return TransportFault(kind, sent=self._sent, detail=_reason(error))
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive."""
@@ -539,10 +533,13 @@ class _Exchange:
             raise self._fault or StopAsyncIteration
         try:
             data = await body.readany()
-        except HttpProcessingError as error:
-            raise self._broken("malformed", error) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._broken("cut", error) from error
+        except (aiohttp.ClientError, OSError, HttpProcessingError) as error:
+            # aiohttp would drop what came before the break: deliver it, the next read raises again.
+            data = b"" if self._fault else body._read_nowait(-1)  # noqa: SLF001
+            if not data:
+                kind = "malformed" if isinstance(error, HttpProcessingError) else "cut"
+                fault = TransportFault(kind, sent=self._sent, detail=_reason(error))
+                raise self._fault or fault from error
         if data:
             return data
         raise StopAsyncIteration

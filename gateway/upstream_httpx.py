@@ -121,6 +121,8 @@ def _request(out: Outgoing, progress: _Progress) -> httpx.Request:
     if url.scheme not in {"http", "https"} or not url.host or url.userinfo:
         raise ValueError("a base URL is http(s)://host[:port][/prefix]")
     target = url.raw_path.rstrip(b"/") + out.target
+    if target.isascii():  # what an app in process is shown
+        url = url.copy_with(raw_path=target)
     timeout = {"connect": out.connect / MICRO, "pool": out.connect / MICRO}
     return httpx.Request(
         out.method,
