@@ -87,7 +87,35 @@ def load(
     """
     report = Report(str(path))
     sources = _read_all(path, report)
-    converter = Converter(report, lookup=env.get, read=read_secret or _read_secret)
+    return _held(sources, report, env, read_secret or _read_secret, watched=(path,))
+
+
+def load_texts(
+    texts: Mapping[str, bytes],
+    *,
+    env: Mapping[str, str],
+    read_secret: Callable[[str], str] | None = None,
+) -> Policy:
+    """Like `load`, of contents already read, by name in merging order. Reads secret files only.
+
+    Raises:
+        PolicyError: With every problem found.
+    """
+    sources = [(Path(name), content) for name, content in texts.items()]
+    report = Report(next(iter(texts), "policy"))
+    return _held(sources, report, env, read_secret or _read_secret, watched=())
+
+
+def _held(
+    sources: list[tuple[Path, bytes]],
+    report: Report,
+    env: Mapping[str, str],
+    read_secret: Callable[[str], str],
+    *,
+    watched: tuple[Path, ...],
+) -> Policy:
+    """The policy of these sources, if it holds."""
+    converter = Converter(report, lookup=env.get, read=read_secret)
     raw = _merged(sources, report, converter)
     rules = _validated(raw, report) if raw is not None else None
     if rules is not None and not report.problems:
@@ -98,12 +126,12 @@ def load(
     secrets = hashlib.sha256(digest.encode())
     for text in converter.resolved:
         secrets.update(len(text).to_bytes(4, "big") + text.encode("utf-8", "surrogatepass"))
-    watched = [path, *(source for source, _ in sources)]
-    watched += [Path(name) for name in sorted(converter.secret_files)]
+    files = [source for source, _ in sources]
+    secret_files = [Path(name) for name in sorted(converter.secret_files)]
     return Policy(
         rules=rules,
-        files=tuple(str(source) for source, _ in sources),
-        watched=tuple(dict.fromkeys(watched)),
+        files=tuple(str(source) for source in files),
+        watched=tuple(dict.fromkeys((*watched, *files, *secret_files))),
         digest=digest,
         fingerprint=secrets.digest(),
         places=report.places(),

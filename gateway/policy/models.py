@@ -175,7 +175,10 @@ class ProviderKey(Section):
     id: Annotated[str, AfterValidator(forms.key_id)] = Field(description="Name in logs and status.")
     value: SecretText = Field(description="The key: ${NAME} or ${file:/path}.")
     weight: int = Field(
-        default=1, ge=0, le=100, description="Tried in this order, highest first; 0 is a standby."
+        default=1,
+        ge=0,
+        le=100,
+        description="Share of calls among the healthy keys; 0 is a standby.",
     )
     header: Literal["bearer", "x-api-key", "api-key"] | None = Field(
         default=None, description="How it is sent; default: as its kind of provider wants."

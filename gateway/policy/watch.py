@@ -3,8 +3,8 @@
 The watch asks twice a second whether anything it was built from has changed (file, folder, secret
 files; symlinks followed, so that a Kubernetes mount that swaps `..data` is seen), waits until the
 change has settled, loads and compiles away from the loop, and swaps `current` between two awaits.
-Calls keep the snapshot they began with. Polling is deliberate: inotify misses network mounts and overlay
-file systems, and ten stats a second cost nothing.
+Calls keep the snapshot they began with. Polling is deliberate: inotify misses network mounts and
+overlay file systems, and ten stats a second cost nothing.
 """
 
 from __future__ import annotations
