@@ -25,24 +25,50 @@ from tests.cases.upstream import Upstream
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.cases", description=__doc__.split("\n")[0])
-    parser.add_argument("url", nargs="*", help="gateway, e.g. http://127.0.0.1:8484; more of a fleet")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cases", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "url", nargs="*", help="gateway, e.g. http://127.0.0.1:8484; more of a fleet"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="FAMILY[/CASE[/VARIANT]]")
-    parser.add_argument("--setup", action="append", default=[], metavar="NAME",
-                        help="with URL: the set-up it runs (default plain); without: only these")
-    parser.add_argument("--upstream-port", type=int, default=9100, metavar="P",
-                        help="the scripted upstream listens on P and P+1 (default 9100)")
+    parser.add_argument(
+        "--setup",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with URL: the set-up it runs (default plain); without: only these",
+    )
+    parser.add_argument(
+        "--upstream-port",
+        type=int,
+        default=9100,
+        metavar="P",
+        help="the scripted upstream listens on P and P+1 (default 9100)",
+    )
     parser.add_argument("--admin", metavar="URL", help="admin listener (default: port of URL + 1)")
-    parser.add_argument("--key", default=os.environ.get("TIDEGATE_KEY", ""),
-                        help="client key without limits (default: TIDEGATE_KEY)")
-    parser.add_argument("--pid", type=int, action="append", default=[], help="gateway process, for memory")
+    parser.add_argument(
+        "--key",
+        default=os.environ.get("TIDEGATE_KEY", ""),
+        help="client key without limits (default: TIDEGATE_KEY)",
+    )
+    parser.add_argument(
+        "--pid", type=int, action="append", default=[], help="gateway process, for memory"
+    )
     parser.add_argument("--log", type=Path, help="file that the gateway logs to")
     parser.add_argument("--jobs", type=int, default=8, help="variants played side by side")
     parser.add_argument("--lanes", type=int, default=2, help="without URL: gateways per set-up")
-    parser.add_argument("--scrape-age", type=float, default=1.1, metavar="S",
-                        help="how old a page of metrics may be")
+    parser.add_argument(
+        "--scrape-age",
+        type=float,
+        default=1.1,
+        metavar="S",
+        help="how old a page of metrics may be",
+    )
     parser.add_argument("--all", action="store_true", help="play what skips.py sets apart as well")
-    parser.add_argument("--list", action="store_true", help="list variants and set-ups, play nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="list variants and set-ups, play nothing"
+    )
     return parser.parse_args(arguments)  # fmt: skip
 
 
@@ -74,7 +100,9 @@ async def play_url(chosen: list[form.Variant], args: argparse.Namespace) -> list
             why = f"needs the set-up {variant.policy} (declare it with --setup {variant.policy})"
         if not why and "log" in variant.expect and args.log is None:
             why = "reads the gateway's log (name it with --log FILE)"
-        if not why and any(int(c.get("request", {}).get("to", 0)) >= len(gateways) for c in variant.calls):
+        if not why and any(
+            int(c.get("request", {}).get("to", 0)) >= len(gateways) for c in variant.calls
+        ):
             why = "needs more gateways of one fleet"
         if not why and any("hook" in one for one in variant.calls):
             why = "its hooks need a gateway that the player starts itself (give no URL)"
@@ -136,7 +164,12 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         outcomes = asyncio.run(
             setup.play_setups(
-                chosen, only=args.setup, lanes=args.lanes, jobs=args.jobs, everything=args.all, tell=tell
+                chosen,
+                only=args.setup,
+                lanes=args.lanes,
+                jobs=args.jobs,
+                everything=args.all,
+                tell=tell,
             )
         )
     return report(outcomes)

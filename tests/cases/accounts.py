@@ -113,7 +113,9 @@ class Accounts:
             NoAccounts: It cannot be had.
         """
         host, port = admin
-        head = f"GET /metrics HTTP/1.1\r\nhost: {host}:{port}\r\naccept: text/plain\r\n\r\n".encode()
+        head = (
+            f"GET /metrics HTTP/1.1\r\nhost: {host}:{port}\r\naccept: text/plain\r\n\r\n".encode()
+        )
         done = await call(admin, Request(method="GET", head=head), limit=10)
         if done.status != 200 or not done.complete:
             raise NoAccounts(f"http://{host}:{port}/metrics: {done.status or done.broken}")
@@ -130,7 +132,9 @@ class Accounts:
             text = await self.page(admin)
             missing = {metric.name for metric in TABLE.values()} - families(text)
             if missing:
-                raise NoAccounts(f"http://{admin[0]}:{admin[1]}/metrics lacks {', '.join(sorted(missing))}")
+                raise NoAccounts(
+                    f"http://{admin[0]}:{admin[1]}/metrics lacks {', '.join(sorted(missing))}"
+                )
             for name, value in read(text).items():
                 totals[name] += value
         totals["resident_bytes"] = float(resident(self.pids))
@@ -166,4 +170,14 @@ def family(pids: tuple[int, ...]) -> set[int]:
     return found
 
 
-__all__ = ["GAUGES", "MEMORY", "TABLE", "Accounts", "Metric", "NoAccounts", "parse", "read", "resident"]
+__all__ = [
+    "GAUGES",
+    "MEMORY",
+    "TABLE",
+    "Accounts",
+    "Metric",
+    "NoAccounts",
+    "parse",
+    "read",
+    "resident",
+]

@@ -407,7 +407,9 @@ async def _send(link: _Connection, request: Request) -> None:
     if request.await_continue:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
-                while not link.answer.informational and link.answer.status is None and not link.gone:
+                while (
+                    not link.answer.informational and link.answer.status is None and not link.gone
+                ):
                     link.changed.clear()
                     await link.changed.wait()
         if link.answer.status is not None:

@@ -39,34 +39,101 @@ WORDS: dict[str, frozenset[str]] = {
     "abort": frozenset({"after", "events", "text", "how"}),
     "call": frozenset(
         {
-            "name", "start", "delay", "count", "capture", "wait", "hook", "expect", "request", "abort",
-            "sdk_retries", "limit", "linger",
+            "name",
+            "start",
+            "delay",
+            "count",
+            "capture",
+            "wait",
+            "hook",
+            "expect",
+            "request",
+            "abort",
+            "sdk_retries",
+            "limit",
+            "linger",
         }  # fmt: skip
     ),
     "start": frozenset({"after", "event"}),
     "upstream": frozenset({"answers", "then", "refuse"}),
     "answer": frozenset(
         {
-            "match", "times", "status", "reason", "headers", "framing", "chunks", "gap", "delay",
-            "before_head", "end", "end_delay", "claim_length", "reuse",
+            "match",
+            "times",
+            "status",
+            "reason",
+            "headers",
+            "framing",
+            "chunks",
+            "gap",
+            "delay",
+            "before_head",
+            "end",
+            "end_delay",
+            "claim_length",
+            "reuse",
         }  # fmt: skip
     ),
     "match": frozenset(
-        {"method", "path_contains", "body_contains", "body_lacks", "header", "header_absent", "rpc", "tool"}
+        {
+            "method",
+            "path_contains",
+            "body_contains",
+            "body_lacks",
+            "header",
+            "header_absent",
+            "rpc",
+            "tool",
+        }
     ),
     "expect": frozenset(
         {
-            "client", "calls", "statuses", "any_of", "upstream", "accounting", "alive_within", "settle",
-            "log", "codec", "name",
+            "client",
+            "calls",
+            "statuses",
+            "any_of",
+            "upstream",
+            "accounting",
+            "alive_within",
+            "settle",
+            "log",
+            "codec",
+            "name",
         }  # fmt: skip
     ),
     "client": frozenset(
         {
-            "status", "status_not", "headers", "header_absent", "header_present", "header_values",
-            "header_matches", "retry_after", "body", "body_same_as_upstream", "body_same_but_comments",
-            "body_contains", "body_lacks", "body_contains_once", "body_json", "error_shape", "sse_data",
-            "sse_count", "sse_names", "sse_first", "sse_all_json", "added_only", "coherent", "end", "within",
-            "not_before", "first_byte_within", "within_ratio_of", "rpc", "exit", "output_contains",
+            "status",
+            "status_not",
+            "headers",
+            "header_absent",
+            "header_present",
+            "header_values",
+            "header_matches",
+            "retry_after",
+            "body",
+            "body_same_as_upstream",
+            "body_same_but_comments",
+            "body_contains",
+            "body_lacks",
+            "body_contains_once",
+            "body_json",
+            "error_shape",
+            "sse_data",
+            "sse_count",
+            "sse_names",
+            "sse_first",
+            "sse_all_json",
+            "added_only",
+            "coherent",
+            "end",
+            "within",
+            "not_before",
+            "first_byte_within",
+            "within_ratio_of",
+            "rpc",
+            "exit",
+            "output_contains",
             "statuses",
         }  # fmt: skip
     ),
@@ -75,35 +142,85 @@ WORDS: dict[str, frozenset[str]] = {
     "ratio": frozenset({"call", "ratio", "plus"}),
     "rpc": frozenset(
         {
-            "count", "id_raw", "ids_raw", "error", "error_or_is_error", "code", "code_not", "contains",
-            "lacks", "min_tools",
+            "count",
+            "id_raw",
+            "ids_raw",
+            "error",
+            "error_or_is_error",
+            "code",
+            "code_not",
+            "contains",
+            "lacks",
+            "min_tools",
         }  # fmt: skip
     ),
     "seen": frozenset(
         {
-            "requests", "requests_on", "rpc_counts", "gap", "closed_within", "writes_max", "trap",
-            "never_paths", "never_body", "every", "nth", "of_port",
+            "requests",
+            "requests_on",
+            "rpc_counts",
+            "gap",
+            "closed_within",
+            "writes_max",
+            "trap",
+            "never_paths",
+            "never_body",
+            "every",
+            "nth",
+            "of_port",
         }  # fmt: skip
     ),
     "each": frozenset(
         {
-            "body_same_as_client", "body", "body_contains", "body_lacks", "body_json", "headers",
-            "header_values", "header_absent", "header_not", "header_single", "coherent", "path_ends",
+            "body_same_as_client",
+            "body",
+            "body_contains",
+            "body_lacks",
+            "body_json",
+            "headers",
+            "header_values",
+            "header_absent",
+            "header_not",
+            "header_single",
+            "coherent",
+            "path_ends",
             "method",
         }  # fmt: skip
     ),
     "accounting": frozenset(
         {
-            "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "calls_ok",
-            "calls_failed", "calls_cancelled", "breaker_failures", "estimated_settlements", "in_flight",
-            "waiting", "resident_bytes", "resident_bytes_peak",
+            "input_tokens",
+            "output_tokens",
+            "cache_read_tokens",
+            "cache_write_tokens",
+            "calls_ok",
+            "calls_failed",
+            "calls_cancelled",
+            "breaker_failures",
+            "estimated_settlements",
+            "in_flight",
+            "waiting",
+            "resident_bytes",
+            "resident_bytes_peak",
         }  # fmt: skip
     ),
     "log": frozenset({"lacks"}),
     "item": frozenset(
         {
-            "b64", "is", "is_gzip_of", "is_zstd_of", "is_br_of", "is_deflate_of", "pause", "fill", "times",
-            "join", "bytewise", "every", "repeat", "gzip_bomb",
+            "b64",
+            "is",
+            "is_gzip_of",
+            "is_zstd_of",
+            "is_br_of",
+            "is_deflate_of",
+            "pause",
+            "fill",
+            "times",
+            "join",
+            "bytewise",
+            "every",
+            "repeat",
+            "gzip_bomb",
         }  # fmt: skip
     ),
     "repeat": frozenset({"times", "every", "item"}),
@@ -260,7 +377,9 @@ class _Reader:
             if "expect" in call:
                 self.client(call["expect"])
             if "wait" not in call and "hook" not in call:
-                call["request"] = self.request(merge(value.get("request", {}), call.get("request", {})))
+                call["request"] = self.request(
+                    merge(value.get("request", {}), call.get("request", {}))
+                )
             made.append(call)
         return tuple(made)
 
@@ -341,7 +460,9 @@ class _Reader:
             note=str(value.get("note", "")),
             policy=policy["name"],
             calls=() if unit_only else self.calls(value),
-            upstreams=tuple(self.upstream(value.get(name, {})) for name in ("upstream", "upstream_1")),
+            upstreams=tuple(
+                self.upstream(value.get(name, {})) for name in ("upstream", "upstream_1")
+            ),
             expect=self.expect(value.get("expect", {})),
             limit_all=value.get("limit_all"),
             unit_only=unit_only,

@@ -132,10 +132,14 @@ def _one(item: Any, fill: Fill) -> Iterator[Step]:
             def numbered(text: str, number: int = number) -> str:
                 return fill(text.replace("${i}", str(number)))
 
-            yield Step(content(repeat["item"], numbered), float(repeat["every"]) if number else None)
+            yield Step(
+                content(repeat["item"], numbered), float(repeat["every"]) if number else None
+            )
     elif "gzip_bomb" in item:
         bomb = item["gzip_bomb"]
-        yield Step(_bomb(int(bomb["mib"]), fill(bomb["head"]).encode(), fill(bomb["tail"]).encode()))
+        yield Step(
+            _bomb(int(bomb["mib"]), fill(bomb["head"]).encode(), fill(bomb["tail"]).encode())
+        )
     else:
         raise ValueError(f"no byte item: {item!r}")
 

@@ -53,7 +53,9 @@ class Evidence:
     @property
     def last(self) -> Exchange | None:
         """The exchange `expect.client` speaks of."""
-        calls = [name for call in self.variant.calls if "wait" not in call for name in [call["name"]]]
+        calls = [
+            name for call in self.variant.calls if "wait" not in call for name in [call["name"]]
+        ]
         found = self.exchanges.get(calls[-1], []) if calls else []
         return found[-1] if found else None
 
@@ -259,7 +261,9 @@ def _error_shape(done: Exchange, wanted: Any, _: Evidence) -> Problems:
 def _sse_data(done: Exchange, wanted: Any, evidence: Evidence) -> Problems:
     seen = [event.data for event in done.events]
     expected = [evidence.text(one) for one in wanted]
-    if len(seen) == len(expected) and all(e in (s, "...") for s, e in zip(seen, expected, strict=True)):
+    if len(seen) == len(expected) and all(
+        e in (s, "...") for s, e in zip(seen, expected, strict=True)
+    ):
         return []
     return [f"events: expected {shown(expected)}, seen {shown(seen)}"]
 
@@ -293,17 +297,28 @@ def _sse_all_json(done: Exchange, wanted: Any, _: Evidence) -> Problems:
 
 def _added_only(done: Exchange, wanted: Any, evidence: Evidence) -> Problems:
     difference = sse.only_added(done.body, evidence.script.sent, wanted)
-    return [f"body: expected upstream's bytes and only {wanted} added: {difference}"] if difference else []
+    return (
+        [f"body: expected upstream's bytes and only {wanted} added: {difference}"]
+        if difference
+        else []
+    )
 
 
-def coherent(headers: Headers, body: bytes, wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
+def coherent(
+    headers: Headers, body: bytes, wanted: Mapping[str, Any], evidence: Evidence
+) -> Problems:
     """These encoded bytes under their label, or their plain form without one."""
-    encoded, label = evidence.wire(wanted["encoded"]), first(headers, "content-encoding") or "identity"
+    encoded, label = (
+        evidence.wire(wanted["encoded"]),
+        first(headers, "content-encoding") or "identity",
+    )
     if label == wanted["coding"] and body == encoded:
         return []
     if label == "identity" and body == items.unpack(wanted["coding"], encoded):
         return []
-    return [f"coding: expected {wanted['coding']} bytes or plain ones, seen {label!r} with {shown(body)}"]
+    return [
+        f"coding: expected {wanted['coding']} bytes or plain ones, seen {label!r} with {shown(body)}"
+    ]
 
 
 def _coherent(done: Exchange, wanted: Any, evidence: Evidence) -> Problems:
@@ -313,7 +328,9 @@ def _coherent(done: Exchange, wanted: Any, evidence: Evidence) -> Problems:
 def _end(done: Exchange, wanted: Any, _: Evidence) -> Problems:
     if done.ends & set(listed(wanted)):
         return []
-    return [f"end: expected {' or '.join(listed(wanted))}, seen {' and '.join(done.ends)} {why(done)}"]
+    return [
+        f"end: expected {' or '.join(listed(wanted))}, seen {' and '.join(done.ends)} {why(done)}"
+    ]
 
 
 def _within(done: Exchange, wanted: Any, _: Evidence) -> Problems:
@@ -331,7 +348,9 @@ def _first_byte(done: Exchange, wanted: Any, _: Evidence) -> Problems:
     at = done.body_at
     if at is not None and at - done.sent_at <= wanted:
         return []
-    return [f"first byte: expected within {wanted} s, seen {None if at is None else at - done.sent_at}"]
+    return [
+        f"first byte: expected within {wanted} s, seen {None if at is None else at - done.sent_at}"
+    ]
 
 
 def _ratio(done: Exchange, wanted: Any, evidence: Evidence) -> Problems:
@@ -346,7 +365,11 @@ def _ratio(done: Exchange, wanted: Any, evidence: Evidence) -> Problems:
 
 def replies(done: Exchange) -> list[str]:
     """The exact texts of the JSON-RPC replies in an answer, plain or streamed, batched or not."""
-    texts = [event.data for event in done.events] if done.is_sse else [done.body.decode("utf-8", "replace")]
+    texts = (
+        [event.data for event in done.events]
+        if done.is_sse
+        else [done.body.decode("utf-8", "replace")]
+    )
     found = [element for text in texts for element in rawjson.elements(text)]
     return [text for text in found if {"result", "error"} & rawjson.members(text).keys()]
 
@@ -382,7 +405,9 @@ def _rpc(done: Exchange, wanted: Any, evidence: Evidence) -> Problems:
 
 def _exit(done: Exchange, wanted: Any, _: Evidence) -> Problems:
     good = done.code is not None and (
-        (done.code != 0) if wanted == "nonzero" else done.code == (0 if wanted == "zero" else wanted)
+        (done.code != 0)
+        if wanted == "nonzero"
+        else done.code == (0 if wanted == "zero" else wanted)
     )
     return [] if good else [f"exit: expected {wanted}, seen {done.code} ({done.output[-200:]!r})"]
 
@@ -467,7 +492,11 @@ def _each(seen: Seen, wanted: Mapping[str, Any], sent: list[bytes], evidence: Ev
 
     def single(want: Any) -> Problems:
         counts = {name: sum(n == name for n, _ in seen.headers) for name in listed(want)}
-        return [f"header {n}: expected once, seen {count} times" for n, count in counts.items() if count != 1]
+        return [
+            f"header {n}: expected once, seen {count} times"
+            for n, count in counts.items()
+            if count != 1
+        ]
 
     def as_sent(want: Any) -> Problems:
         if not want or seen.body in sent:
@@ -486,8 +515,12 @@ def _each(seen: Seen, wanted: Mapping[str, Any], sent: list[bytes], evidence: Ev
         "header_not": header_not,
         "header_single": single,
         "coherent": lambda want: coherent(seen.headers, seen.body, want, evidence),
-        "path_ends": lambda want: [] if seen.target.endswith(want) else [f"path: {seen.target}, not …{want}"],
-        "method": lambda want: [] if seen.method == want else [f"method: {seen.method}, not {want}"],
+        "path_ends": lambda want: (
+            [] if seen.target.endswith(want) else [f"path: {seen.target}, not …{want}"]
+        ),
+        "method": lambda want: (
+            [] if seen.method == want else [f"method: {seen.method}, not {want}"]
+        ),
     }
     return [problem for word, want in wanted.items() for problem in checks[word](want)]
 
@@ -508,7 +541,9 @@ def _closed_within(counted: list[Seen], wanted: float, left_at: float | None) ->
             state = "was over" if seen.answered_at else "is open"
             problems.append(f"closed within: expected {wanted} s, but connection {number} {state}")
         elif seen.closed_at - left_at > wanted:
-            problems.append(f"closed within: expected {wanted} s, seen {seen.closed_at - left_at:.2f} s")
+            problems.append(
+                f"closed within: expected {wanted} s, seen {seen.closed_at - left_at:.2f} s"
+            )
     return problems
 
 
@@ -547,7 +582,9 @@ def judge_upstream(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
             for seen in script.counted(0)
             if seen.writes > want
         ],
-        "trap": lambda want: [] if within(script.trap, want) else [f"trap: {script.trap}, not {want}"],
+        "trap": lambda want: (
+            [] if within(script.trap, want) else [f"trap: {script.trap}, not {want}"]
+        ),
         "never_paths": lambda want: never(want, lambda seen: seen.target.encode(), "paths"),
         "never_body": lambda want: never(want, lambda seen: seen.body, "bodies"),
         "every": lambda want: [
@@ -559,7 +596,9 @@ def judge_upstream(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
             f"request {n}: {problem}"
             for n, each in want.items()
             for problem in (
-                _each(chosen[int(n)], each, sent, evidence) if int(n) < len(chosen) else ["seen none"]
+                _each(chosen[int(n)], each, sent, evidence)
+                if int(n) < len(chosen)
+                else ["seen none"]
             )
         ],
         "of_port": lambda _: [],
@@ -583,7 +622,11 @@ def _accounting(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
 def _log(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
     if evidence.log is None:
         return ["log: cannot be read"]
-    return [f"log: expected no {text!r}, seen it" for text in wanted.get("lacks", []) if text in evidence.log]
+    return [
+        f"log: expected no {text!r}, seen it"
+        for text in wanted.get("lacks", [])
+        if text in evidence.log
+    ]
 
 
 def _calls(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:

@@ -304,9 +304,12 @@ async def _baseline(lane: Lane) -> dict[str, float]:
         await asyncio.sleep(0.05)
 
 
-def _changes(before: Mapping[str, float], after: Mapping[str, float], peak: int) -> dict[str, float]:
+def _changes(
+    before: Mapping[str, float], after: Mapping[str, float], peak: int
+) -> dict[str, float]:
     changes = {
-        name: value if name in accounts.GAUGES else value - before[name] for name, value in after.items()
+        name: value if name in accounts.GAUGES else value - before[name]
+        for name, value in after.items()
     }
     changes["resident_bytes_peak"] = max(0.0, peak - before["resident_bytes"])
     return changes
@@ -357,7 +360,9 @@ async def _played(variant: Variant, lane: Lane, evidence: judge.Evidence) -> lis
         evidence.unreadable, counted = str(error), False
     position = lane.log(-1)[1] if lane.log else 0
     peak = [0]
-    sampler = asyncio.create_task(_sample_memory(lane, peak)) if counted and solitary(variant) else None
+    sampler = (
+        asyncio.create_task(_sample_memory(lane, peak)) if counted and solitary(variant) else None
+    )
     run = _Run(variant, lane, evidence.names)
     evidence.exchanges = run.exchanges
     try:
@@ -420,7 +425,9 @@ async def _alive(variant: Variant, lane: Lane, limit: float) -> list[str]:
         done = await call(lane.gateways[0], request, limit=limit)
     if done.status == 200 and done.complete:
         return []
-    return [f"alive: expected a plain call to succeed in {limit} s, seen {done.status} {judge.why(done)}"]
+    return [
+        f"alive: expected a plain call to succeed in {limit} s, seen {done.status} {judge.why(done)}"
+    ]
 
 
 # --- many variants -----------------------------------------------------------------------------------

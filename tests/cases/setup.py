@@ -96,7 +96,9 @@ class Gateway:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def environment(folder: Path, policy: Path, port: int, admin: int, upstream: Upstream) -> dict[str, str]:
+def environment(
+    folder: Path, policy: Path, port: int, admin: int, upstream: Upstream
+) -> dict[str, str]:
     """What the gateway is told: everything it needs, and nothing of the developer's own TIDEGATE_*."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     if "TIDEGATE_VOCABULARY_DIR" in os.environ:
@@ -124,7 +126,9 @@ async def _ready(gateway: Gateway, limit: float = START_LIMIT) -> None:
     while time.monotonic() < end:
         if gateway.process.returncode is not None:
             break
-        done = await call(("127.0.0.1", gateway.admin_port), Request(method="GET", head=head), limit=2)
+        done = await call(
+            ("127.0.0.1", gateway.admin_port), Request(method="GET", head=head), limit=2
+        )
         if done.status == 200:
             return
         await asyncio.sleep(0.05)

@@ -106,7 +106,11 @@ def only_added(body: bytes, upstream: bytes, kind: str) -> str:
             return difference(body[at:], upstream[taken:])
         at += 1
         taken += 1
-    return "" if taken == len(upstream) else f"upstream's last {len(upstream) - taken} bytes are missing"
+    return (
+        ""
+        if taken == len(upstream)
+        else f"upstream's last {len(upstream) - taken} bytes are missing"
+    )
 
 
 def without_comments(body: bytes) -> list[bytes]:

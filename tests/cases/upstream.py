@@ -105,7 +105,9 @@ class Script:
             times = answer.get("times", "forever" if last or "match" in answer else 1)
             key = (seen.port, number)
             used = self.used.get(key, 0)
-            if (times == "forever" or used < int(times)) and self.fits(answer.get("match", {}), seen):
+            if (times == "forever" or used < int(times)) and self.fits(
+                answer.get("match", {}), seen
+            ):
                 self.used[key] = used + 1
                 return answer
         return None
@@ -128,7 +130,9 @@ class Script:
         for name, value in match.get("header", {}).items():
             if self.names.fill(str(value)) not in [v for n, v in seen.headers if n == name]:
                 return False
-        if any(first(seen.headers, name) is not None for name in listed(match.get("header_absent", []))):
+        if any(
+            first(seen.headers, name) is not None for name in listed(match.get("header_absent", []))
+        ):
             return False
         return self._fits_rpc(match, seen)
 
@@ -145,7 +149,9 @@ class Script:
     def answer_names(self, seen: Seen, fresh: int) -> items.Names:
         """The variables of one answer."""
         rpc = seen.rpc
-        raw_id = rawjson.member(seen.body.decode("utf-8", "replace"), "id") or "null" if rpc else "null"
+        raw_id = (
+            rawjson.member(seen.body.decode("utf-8", "replace"), "id") or "null" if rpc else "null"
+        )
         session = first(seen.headers, "mcp-session-id") or ""
         if rpc and rpc["method"] == "tools/call":
             self.sessions[session] = self.sessions.get(session, 0) + 1
@@ -369,7 +375,9 @@ class _Link(asyncio.Protocol):
         answer = script.choose(seen) if script else None
         (script.seen if script else self._upstream.strangers).append(seen)
         if script is None or answer is None:
-            body = b'{"error":{"message":"nothing is scripted for this request","type":"not_found"}}'
+            body = (
+                b'{"error":{"message":"nothing is scripted for this request","type":"not_found"}}'
+            )
             head = b"HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
             await self._write(head % len(body) + body)
             seen.answered_at = time.monotonic()
@@ -423,7 +431,9 @@ class _Link(asyncio.Protocol):
         if framing != "raw":
             await self._write(self._head(answer, steps, framing, fill))
         for number, step in enumerate(steps):
-            wait = step.wait if step.wait is not None else float(answer.get("gap", GAP)) * bool(number)
+            wait = (
+                step.wait if step.wait is not None else float(answer.get("gap", GAP)) * bool(number)
+            )
             if wait:
                 await asyncio.sleep(wait)
             if step.data:
