@@ -85,7 +85,7 @@ def _verifying_key(entry: object) -> VerifyingKey | None:
         return None
     try:
         key = RSAAlgorithm.from_jwk(entry) if kind == "RSA" else ECAlgorithm.from_jwk(entry)
-    except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError):
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         key = key.public_key()
@@ -116,7 +116,7 @@ def read_token(text: str) -> Token | None:
     if header is None or claims is None or "crit" in header or "b64" in header:
         return None
     algorithm, kid = header.get("alg"), header.get("kid", "")
-    if algorithm not in ALGORITHMS or not isinstance(kid, str):
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or not isinstance(kid, str):
         return None
     return Token(text, algorithm, kid, claims)
 
@@ -171,7 +171,6 @@ def claims_problem(issuer: JwtIssuer, claims: dict[str, Any], now: float) -> str
     if not issuer.audience or issuer.audience not in audiences:
         return "The token is for another audience."
     expires = claims.get("exp")
-    # Written so that NaN, which Python's JSON reads, fails each comparison.
     if not _number(expires) or not now < expires + LEEWAY:
         return "The token has expired or has no exp."
     for name in ("nbf", "iat"):
@@ -182,7 +181,8 @@ def claims_problem(issuer: JwtIssuer, claims: dict[str, Any], now: float) -> str
 
 
 def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it is a moment; NaN and numbers beyond a float, which JSON can hold, are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
 
 
 def actors(claims: dict[str, Any]) -> tuple[str, ...] | None:
@@ -237,7 +237,7 @@ def narrow(rule: AgentRule, mapped: dict[str, Any], tiers: Sequence[Tier]) -> Ag
     if (tier := mapped.get("tier")) is not None:
         names = {one.name: one.number for one in tiers}
         number = names.get(tier) if isinstance(tier, str) else tier
-        if isinstance(number, bool) or number not in (1, 2, 3):
+        if type(number) is not int or number not in (1, 2, 3):
             return None
         rule = replace(rule, tier_cap=max(rule.tier_cap, number))
     for name in ("models", "tools"):

@@ -111,15 +111,17 @@ def _write_once(path: Path, text: str) -> None:
 
 def _read(path: Path, *, tighten: bool) -> str:
     """The file's text without its line end; our own files lose rights of others, if any."""
-    handle = os.open(path, os.O_RDONLY | (os.O_NOFOLLOW if tighten else 0))
-    with os.fdopen(handle, "rb") as file:
-        mode = os.fstat(handle)
-        if not stat.S_ISREG(mode.st_mode):
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if tighten else 0))
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
             raise ValueError(f"{path} is not a file")
-        if tighten and mode.st_mode & 0o077:
+        if tighten and mode & 0o077:
             with contextlib.suppress(PermissionError):
                 os.fchmod(handle, 0o600)
-        content = file.read(MAX_FILE)
+        content = os.read(handle, MAX_FILE)
+    finally:
+        os.close(handle)
     try:
         return content.decode().strip()
     except UnicodeDecodeError:
