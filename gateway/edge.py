@@ -108,6 +108,11 @@ class Edge:
         return len(self._flights)
 
     @property
+    def held(self) -> int:
+        """Bytes of request bodies held."""
+        return self._intake.held
+
+    @property
     def waiting(self) -> int:
         """Calls of which nothing went upstream yet."""
         return sum(flight.waiting for flight in self._flights)
@@ -155,12 +160,12 @@ class Edge:
                 code="host_not_allowed",
                 because="edge.allowed_hosts",
             )
-        if rules.cors_origins:
-            outlet.always += cors.answer_headers(head.origin, rules.cors_origins)
         method = scope["method"]
         if method == "OPTIONS":
             outlet.always += _preflight(scope, head, rules)
             return 204
+        if rules.cors_origins:
+            outlet.always += cors.answer_headers(head.origin, rules.cors_origins)
         _check_secrets(scope["query_string"])
         _check_origin(head, rules)
         route = routes.choose(method, path, anthropic=head.anthropic, snapshot=snapshot)
@@ -274,6 +279,8 @@ class Edge:
         if not flight.entered:
             self._hooks.refused(flight.call.id, error)
         linger = self._lingering(flight.outlet, flight.head, flight.receive, unread=flight.unread)
+        if linger is not None and flight.watcher is not None:
+            flight.watcher.cancel()  # the connection has one reader at a time
         await flight.outlet.refuse(error, extra=flight.call.extra_headers, linger=linger)
 
     async def _watch(self, flight: Flight) -> None:

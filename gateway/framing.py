@@ -277,8 +277,9 @@ def end_to_end(headers: HeaderList) -> HeaderList:
     """The headers of an upstream's answer that may reach the client.
 
     Hop-by-hop ones and those `Connection` names are gone; so are `access-control-*` (an upstream
-    does not decide who may read our answers) and `tidegate-*` (an upstream does not speak for us).
-    Headers that no HTTP server would send are dropped rather than spoil a good answer.
+    does not decide who may read our answers), `tidegate-*` (it does not speak for us) and Date (the
+    server in front adds its own). Headers that no HTTP server would send are dropped rather than
+    spoil a good answer.
     """
     named: list[bytes] = []
     kept: HeaderList = []
@@ -287,7 +288,7 @@ def end_to_end(headers: HeaderList) -> HeaderList:
         if name in HOP_BY_HOP:
             if name == b"connection":
                 named += [token.strip().lower() for token in value.split(b",")]
-        elif not name.startswith((b"access-control-", b"tidegate-")):
+        elif name != b"date" and not name.startswith((b"access-control-", b"tidegate-")):
             kept.append(pair)
     if named:
         names = set(named)
