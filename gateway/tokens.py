@@ -433,8 +433,7 @@ class Counter:
         for name in encodings:
             if not self.exact(name):
                 future = self._load(name)
-                if not future.done():
-                    await asyncio.shield(asyncio.wrap_future(future))
+                await self._patiently(future, None)
                 self._loaded(name, future)
         return self.warnings
 
@@ -586,8 +585,10 @@ class Counter:
         except RuntimeError:  # shut down
             return None
 
-    async def _patiently(self, future: Future[_T]) -> bool:
-        """Whether the future was done within `PATIENCE`."""
+    async def _patiently(self, future: Future[_T], patience: Micros | None = PATIENCE) -> bool:
+        """Whether the future was done in time; it is neither cancelled nor read."""
+        if future.done():
+            return True
         over = asyncio.get_running_loop().create_future()
 
         def end() -> None:
@@ -595,11 +596,12 @@ class Counter:
                 over.set_result(None)
 
         future.add_done_callback(_on_loop(end))
-        timer = self._clock.after(PATIENCE, end)
+        timer = None if patience is None else self._clock.after(patience, end)
         try:
             await over
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         return future.done()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from gateway import tokens
 from gateway.call import Family, Part, PartKind
@@ -231,12 +233,18 @@ def test_a_vocabulary_repaired_meanwhile_is_found_by_the_next_preload():
 
 
 def test_an_encoder_that_cannot_be_made_is_missing_and_says_why():
+    loop_waits = threading.Event()
+
     def explode(name):
+        assert loop_waits.wait(10)
         raise ValueError("not a vocabulary")
 
     async def run():
         counter = Counter(explode, clock=HandClock())
-        (warning,) = await counter.preload([O200K])
+        preloading = asyncio.ensure_future(counter.preload([O200K]))
+        await asyncio.sleep(0)
+        loop_waits.set()
+        (warning,) = await preloading
         assert "not a vocabulary" in warning
         counter.close()
 
@@ -361,6 +369,39 @@ def test_the_panic_of_a_foreign_thread_is_an_estimate():
         await counter.preload([O200K])
         counted = await counter.count(texts(LONG), encoding=O200K, tenant="t")
         assert counted == Counted(guess(LONG), exact=False, because="fault")
+        counter.close()
+
+    asyncio.run(run())
+
+
+def test_a_vocabulary_that_loads_too_slowly_means_an_estimate_and_then_an_exact_count():
+    opened = threading.Event()
+
+    def slowly(name):
+        assert opened.wait(10)
+        return small(name)
+
+    async def run():
+        clock = HandClock()
+        counter = Counter(slowly, clock=clock)
+        waiting = asyncio.ensure_future(counter.count(texts("the"), encoding=O200K, tenant="t"))
+        await until(lambda: clock.timers)
+        clock.fire()
+        assert await waiting == Counted(1, exact=False, because="vocabulary")
+        opened.set()
+        assert await counter.count(texts("the"), encoding=O200K, tenant="t") == Counted(1)
+        counter.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_here_blocks_the_loop():
+    async def run():
+        counter = Counter(small, clock=HandClock())
+        await counter.preload([O200K])
+        with blockbuster_ctx():
+            counted = await counter.count(texts(LONG), encoding=O200K, tenant="t")
+        assert counted.exact
         counter.close()
 
     asyncio.run(run())
