@@ -1,0 +1,1 @@
+"""What the process tells: metrics, log lines, decision records, spans."""
