@@ -1,1 +1,1 @@
-"""Admission: what may be sent when, by whom, and what it cost (`core.py` decides, `local.py` acts)."""
+"""Admission: what may be sent when, and what it cost; `core.py` decides, `local.py` acts."""

@@ -45,65 +45,51 @@ class Grant(NamedTuple):
 
 
 class Leases:
-    """The grants of one pool by request id, in the order in which they end."""
+    """The grants of one pool.
 
-    __slots__ = ("_held",)
+    Attributes:
+        held: Request id to grant, in the order in which they end: a new one belongs at the end.
+    """
+
+    __slots__ = ("held",)
 
     def __init__(self) -> None:
-        self._held: OrderedDict[str, Grant] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Grants in flight."""
-        return len(self._held)
-
-    def __contains__(self, rid: str) -> bool:
-        """True while that grant is in flight."""
-        return rid in self._held
-
-    def get(self, rid: str) -> Grant | None:
-        """The grant, or None."""
-        return self._held.get(rid)
-
-    def add(self, rid: str, grant: Grant) -> None:
-        """The grant is in flight; no other ends later."""
-        self._held[rid] = grant
-
-    def take(self, rid: str) -> Grant | None:
-        """The grant, no longer in flight; None if it was not."""
-        return self._held.pop(rid, None)
+        self.held: OrderedDict[str, Grant] = OrderedDict()
 
     def renew(self, rid: str, end: Micros) -> bool:
         """The lease ends then, after all others; False if there is none."""
-        grant = self._held.get(rid)
+        grant = self.held.get(rid)
         if grant is None:
             return False
-        self._held[rid] = grant._replace(end=end)
-        self._held.move_to_end(rid)
+        self.held[rid] = grant._replace(end=end)
+        self.held.move_to_end(rid)
         return True
 
-    def next_end(self) -> Micros:
-        """When the next lease ends; only while there is one."""
-        return self._held[next(iter(self._held))].end
+    def next_end(self, none: Micros) -> Micros:
+        """When the next lease ends; `none` if nothing is in flight."""
+        for grant in self.held.values():
+            return grant.end
+        return none
 
     def expire(self, now: Micros) -> None:
         """Leases past their end are gone. Their tokens stay charged: the provider charged them."""
         for _ in range(ENDED_PER_TICK):
-            rid = next(iter(self._held), None)
-            if rid is None or self._held[rid].end > now:
+            rid = next(iter(self.held), None)
+            if rid is None or self.held[rid].end > now:
                 return
-            del self._held[rid]
+            del self.held[rid]
 
     def reorder(self) -> None:
         """Leases of another length follow: the order of ending is made anew."""
-        self._held = OrderedDict(sorted(self._held.items(), key=lambda item: item[1].end))
+        self.held = OrderedDict(sorted(self.held.items(), key=lambda item: item[1].end))
 
     def shift(self, by: Micros) -> None:
         """The clock stepped."""
-        for rid, grant in self._held.items():
+        for rid, grant in self.held.items():
             moved = grant._replace(end=grant.end + by, at=grant.at + by, tag=grant.tag + by)
-            self._held[rid] = moved
+            self.held[rid] = moved
 
     def translate(self, before: tuple[Dimension, ...], after: tuple[Dimension, ...]) -> None:
         """Costs follow another list of dimensions."""
-        for rid, grant in self._held.items():
-            self._held[rid] = grant._replace(cost=translate(grant.cost, before, after))
+        for rid, grant in self.held.items():
+            self.held[rid] = grant._replace(cost=translate(grant.cost, before, after))

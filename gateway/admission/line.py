@@ -101,9 +101,9 @@ class Line:
 
     def start(self, lane: int, tenant: str, now: Micros) -> int:
         """The tag a call of that tenant would get now. Counts nothing."""
-        if not self.count[lane] and now > self.v[lane]:
-            self.v[lane] = now
         virtual = self.v[lane]
+        if virtual < now and not self.count[lane]:
+            virtual = self.v[lane] = now
         finishes = self._finish[lane]
         if finishes is None:
             return virtual
@@ -111,7 +111,15 @@ class Line:
             self._finish[lane] = None
             self._sweep_at[lane] = FEWEST_TENANTS
             return virtual
-        return max(virtual, finishes.get(tenant, 0))
+        finish = finishes.get(tenant, 0)
+        return max(virtual, finish)
+
+    def serve(self, lane: int, tenant: str, change: int, now: Micros) -> int:
+        """The tag of a call granted at once while its lane is empty: booked and reached."""
+        tag = self.start(lane, tenant, now)
+        self.rebook(lane, tenant, change)
+        self.v[lane] = tag
+        return tag
 
     def rebook(self, lane: int, tenant: str, change: int) -> None:
         """The tenant uses so much more (or less) of the pool's time than was counted.
@@ -124,12 +132,14 @@ class Line:
             if change <= 0:
                 return
             finishes = self._finish[lane] = {}
-        finish = max(virtual, max(virtual, finishes.get(tenant, 0)) + change)
-        if finish == virtual:
+        finish = finishes.get(tenant, 0)
+        finish = (max(virtual, finish)) + change
+        if finish <= virtual:
             finishes.pop(tenant, None)
             return
         finishes[tenant] = finish
-        self._top[lane] = max(self._top[lane], finish)
+        if finish > self._top[lane]:  # noqa: PLR1730 - the hot path
+            self._top[lane] = finish
         if len(finishes) > self._sweep_at[lane]:
             alive = {name: at for name, at in finishes.items() if at > virtual}
             self._finish[lane] = alive
@@ -256,6 +266,10 @@ class Line:
             _, key = heappop(ends)
             place = self.places.pop(key)
             self.rebook(place.lane, place.tenant, -place.step)
+
+    def next_expiry(self, now: Micros) -> Micros:
+        """When to look for expired places again; none kept now expires before."""
+        return self._place_ends[0][0] if self._place_ends else now + PLACE_KEPT
 
     # --- state
 

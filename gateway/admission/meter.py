@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from gateway.admission.periods import period
 from gateway.admission.slots import SlotLog
+from gateway.admission.values import LANES
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
@@ -63,15 +64,14 @@ class Meter:
         foreign: Per dimension, estimated use by others.
         factor: Parts per million, 500,000 to `FULL`.
         blocked_until: The provider asked us to wait until then.
-        read_from: Per dimension, its index and whether our meter is its log's sum (else the level).
         reason: After a `fit` above zero: index of the dimension that decides, or `BLOCKED`.
     """
 
     __slots__ = (
-        "_caps", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at", "_fractions", "_lent",
-        "_log_of", "_pace", "_period_end", "_rates", "_rolling", "_scales", "_starts",
-        "blocked_until", "dims", "factor", "foreign", "level", "logs", "now", "read_from", "reason",
-        "sums",
+        "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at", "_fractions",
+        "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling", "_rooms", "_scales",
+        "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign", "level", "logs",
+        "now", "reason", "sums",
     )  # fmt: skip
 
     def __init__(self, spec: PoolSpec, now: Micros) -> None:
@@ -99,17 +99,23 @@ class Meter:
         )
         held_by = {i: log for log in self.logs for i in log.dims}
         self._log_of = tuple(held_by.get(i) for i in range(size))
-        self.read_from = tuple((i, i in held_by) for i in range(size))
+        # Nearly every pool: one window, all dimensions in its log.
+        self._whole_log = self.logs[0] if len(self.logs) == 1 and len(held_by) == size else None
 
     def respec(self, spec: PoolSpec) -> None:
         """Other limits, depths, caps or pace for the same dimensions; what stands stays."""
         dims = self.dims = spec.dimensions
         self._pace = spec.pace_ppm
-        self._depths = tuple(dim.depth for dim in dims)
-        self._caps = tuple(dim.cap for dim in dims)
+        lanes = range(LANES)
+        self._depths = tuple(
+            tuple(dim.limit if dim.calendar else dim.depth[lane] for dim in dims) for lane in lanes
+        )
+        self._ceilings = tuple(tuple(dim.cap[lane] or dim.limit for dim in dims) for lane in lanes)
         self._rolling = tuple(i for i, dim in enumerate(dims) if not dim.calendar)
         # A day's budget says nothing about how long a call keeps the pool busy: not in the span.
-        self._scales = tuple((i, dims[i].window / max(1, dims[i].limit)) for i in self._rolling)
+        self._scales = tuple(
+            0.0 if dim.calendar else dim.window / max(1, dim.limit) for dim in dims
+        )
         self._reckon()
         self._open_periods()
 
@@ -117,14 +123,18 @@ class Meter:
         """Log entries outlive their window by so much from now on."""
         for log in self.logs:
             log.keep = self.dims[log.dims[0]].window + spread
+            log.due = 0
 
     def _reckon(self) -> None:
-        """The rates follow foreign use and factor."""
+        """Rates and rooms follow foreign use and factor."""
         pace, factor = self._pace / 1e6, self.factor / 1e6
         self._rates = [
             max(0, dim.limit - foreign) * pace * factor / dim.window
             for dim, foreign in zip(self.dims, self.foreign, strict=True)
         ]
+        self._rooms = tuple(
+            tuple(self.room(i, lane) for i in range(len(self.dims))) for lane in range(LANES)
+        )
 
     def _open_periods(self) -> None:
         """Calendar dimensions know where their present period begins and ends."""
@@ -162,7 +172,8 @@ class Meter:
         if self._period_end and now >= self._period_end:
             self._turn_over()
         for log in self.logs:
-            log.forget(now, self.sums)
+            if now >= log.due:
+                log.forget(now, self.sums)
 
     def _recover(self) -> None:
         """The factor rises for every whole second without a quota refusal."""
@@ -208,10 +219,18 @@ class Meter:
                 and the debt of a surge would otherwise outlive it.
         """
         level = self.level
-        for i, units in enumerate(cost):
-            level[i] += units
-        for log in self.logs:
-            log.charge(self.now, cost, self.sums)
+        log = self._whole_log
+        if log is not None:
+            cell, sums = log.cell(self.now), self.sums
+            for i, units in enumerate(cost):
+                level[i] += units
+                cell[i] += units
+                sums[i] += units
+        else:
+            for i, units in enumerate(cost):
+                level[i] += units
+            for log in self.logs:
+                log.charge(self.now, cost, self.sums)
         if most:
             for i in self._rolling:
                 level[i] = min(level[i], self.dims[i].limit)
@@ -231,6 +250,10 @@ class Meter:
             lost: That charge was made before a cold start: levels and logs no longer hold it, so
                 nothing is given back but to calendars, which a cold start leaves alone.
         """
+        log = self._whole_log
+        if log is not None and not lost:
+            self._correct_all(log, cost, actual, at)
+            return
         level = self.level
         for i, charged in enumerate(cost):
             delta = actual[i] - charged
@@ -246,6 +269,25 @@ class Meter:
                 if log is not None:
                     log.refund(at, i, -delta, self.sums)
 
+    def _correct_all(
+        self, log: SlotLog, cost: Sequence[int], actual: Sequence[int], at: Micros
+    ) -> None:
+        """`correct`, where one log holds every dimension: nearly every pool."""
+        level, sums, cell = self.level, self.sums, log.slots.get(at // log.width)
+        for i, charged in enumerate(cost):
+            delta = actual[i] - charged
+            if delta < 0:
+                left = level[i] + delta
+                level[i] = left if left > 0 else 0  # noqa: FURB136 - the hot path
+                if cell is not None:
+                    if cell[i] + delta < 0:
+                        delta = -cell[i]
+                    cell[i] += delta
+                    sums[i] += delta
+            elif delta:
+                level[i] += delta
+                log.add(self.now, i, delta, sums)
+
     # --- questions
 
     def span(self, cost: Sequence[int]) -> Micros:
@@ -254,14 +296,15 @@ class Meter:
         A span floored to 0 on a huge limit would make the backlog lie and waiters hang.
         """
         largest = 0.0
-        for i, scale in self._scales:
-            share = cost[i] * scale
-            largest = max(largest, share)
-        return max(1, floor(largest))
+        for units, scale in zip(cost, self._scales, strict=True):
+            share = units * scale
+            if share > largest:  # noqa: PLR1730 - a call of max() doubles the cost of this loop
+                largest = share
+        return floor(largest) or 1
 
     def dominant(self, cost: Sequence[int]) -> int:
         """Index of the dimension with the largest share of its limit; `BLOCKED` without any."""
-        shares = [(cost[i] * scale, -i) for i, scale in self._scales if cost[i]]
+        shares = [(cost[i] * self._scales[i], -i) for i in self._rolling if cost[i]]
         return -max(shares)[1] if shares else BLOCKED
 
     def never(self, lane: int, cost: Sequence[int]) -> tuple[int, int] | None:
@@ -270,11 +313,43 @@ class Meter:
         The static ceiling of the lane itself: cut factor and foreign use make a call wait, not
         fail; and tier 1's ceiling would let a tier 3 call wait for an empty log that never comes.
         """
-        for i, units in enumerate(cost):
-            ceiling = self._caps[i][lane] or self.dims[i].limit
+        ceilings = self._ceilings[lane]
+        for units, ceiling in zip(cost, ceilings, strict=True):
             if units > ceiling:
-                return i, ceiling
-        return None
+                break
+        else:
+            return None
+        return next((i, most) for i, most in enumerate(ceilings) if cost[i] > most)
+
+    def at_once(self, lane: int, cost: Sequence[int]) -> Micros:
+        """The span of a cost that fits now, in one pass; 0 if `never` and `fit` must say why not.
+
+        The same decision as those and `span`, and a property test holds it to that. It exists
+        because nearly every call of an unsaturated pool takes this way.
+        """
+        if self.blocked_until > self.now:
+            return 0
+        largest = 0.0
+        for units, level, held, depth, room, ceiling, scale in zip(
+            cost,
+            self.level,
+            self.sums,
+            self._depths[lane],
+            self._rooms[lane],
+            self._ceilings[lane],
+            self._scales,
+            strict=True,
+        ):
+            if (
+                units > ceiling
+                or (level and level + units > depth)
+                or (held and held + units > room)
+            ):
+                return 0
+            share = units * scale
+            if share > largest:  # noqa: PLR1730 - the hot path
+                largest = share
+        return floor(largest) or 1
 
     def fit(self, lane: int, cost: Sequence[int]) -> Micros:
         """0 if the cost fits now, else micros until it may; `reason` then says what decides.
@@ -286,11 +361,20 @@ class Meter:
         Weakness: the wait is a lower bound where factor or foreign use change meanwhile, an upper
         one where a settlement gives something back; both come with a tick of their own.
         """
-        wait = self.blocked_until - self.now
-        if wait > 0:
-            self.reason = BLOCKED
-        else:
-            wait = 0
+        if self.blocked_until <= self.now:
+            for units, level, held, depth, room in zip(
+                cost, self.level, self.sums, self._depths[lane], self._rooms[lane], strict=True
+            ):
+                if (level and level + units > depth) or (held and held + units > room):
+                    break
+            else:
+                return 0
+        return self._wait_for(lane, cost)
+
+    def _wait_for(self, lane: int, cost: Sequence[int]) -> Micros:
+        """The longest wait of all dimensions, and the provider's word; sets `reason`."""
+        wait = max(0, self.blocked_until - self.now)
+        self.reason = BLOCKED
         for i, units in enumerate(cost):
             if units:
                 mine = self._fit_one(i, lane, units)
@@ -306,21 +390,21 @@ class Meter:
             return self._ends[i] - self.now if level + units > self.dims[i].limit else 0
         wait = 0
         if level:
-            over = level + units - self._depths[i][lane]
+            over = level + units - self._depths[lane][i]
             if over > 0:
                 rate = self._rates[i]
                 wait = ceil(min(over, level) / rate) if rate > 0 else REFRESH
         log = self._log_of[i]
         held = self.sums[i]
         if log is not None and held:
-            over = held + units - self.room(i, lane)
+            over = held + units - self._rooms[lane][i]
             if over > 0:
                 wait = max(wait, log.until(self.now, i, over))
         return wait
 
     def room(self, i: int, lane: int) -> int:
         """What the log of a dimension may hold for that lane now; negative if others fill it."""
-        cap = self._caps[i][lane]
+        cap = self.dims[i].cap[lane]
         if self.factor < FULL:
             cap = floor(cap * (self.factor / 1e6))
         return cap - self.foreign[i]
@@ -339,9 +423,14 @@ class Meter:
         """True while factor or foreign use keep room away that comes back by itself."""
         return self._lent or self.factor < FULL
 
-    def rate(self, i: int) -> float:
-        """Micro-units that a dimension drains per micro."""
-        return self._rates[i]
+    def read(self) -> tuple[int, ...]:
+        """Our meter: the log's sum where there is a log, else the level."""
+        if self._whole_log is not None:
+            return tuple(self.sums)
+        return tuple(
+            level if log is None else held
+            for level, held, log in zip(self.level, self.sums, self._log_of, strict=True)
+        )
 
     def resets_in(self, i: int) -> Micros:
         """Micros until nothing of what is now counted counts any more."""
@@ -389,11 +478,11 @@ class Meter:
             dims: Indices of the rolling dimensions to fill; None for all.
         """
         for i in self._rolling if dims is None else dims:
-            self.level[i] = max(self.level[i], self._depths[i][1])
+            self.level[i] = max(self.level[i], self._depths[1][i])
             self._fractions[i] = 0.0
             log = self._log_of[i]
             if log is not None:
-                log.fill(self.now, i, self._caps[i][1], self.sums)
+                log.fill(self.now, i, self.dims[i].cap[1], self.sums)
 
     def carry(self, old: Meter, pairs: Sequence[tuple[int, int]]) -> None:
         """Take over what stood in the paired dimensions of another meter of the same instant.

@@ -60,15 +60,16 @@ class Seats:
         by_name: Gateway name to seat.
         trust_until: Until then nobody counts as silent: after a stall of the store, when nobody
             could tick, silence proves nothing.
+        due: When `sweep` has something to do.
     """
 
-    __slots__ = ("_dead", "_sweep_at", "by_name", "trust_until")
+    __slots__ = ("_dead", "by_name", "due", "trust_until")
 
     def __init__(self, dead: Micros, now: Micros) -> None:
         self.by_name: dict[str, Seat] = {}
         self._dead = dead
         self.trust_until = now + dead
-        self._sweep_at = now + dead // 2
+        self.due = now + dead // 2
 
     def __len__(self) -> int:
         """Gateways that have a seat."""
@@ -107,9 +108,9 @@ class Seats:
 
     def sweep(self, now: Micros, give_back: Callable[[str], None]) -> None:
         """Every half `dead`: silent gateways lose their seat, unfetched grants are given back."""
-        if now < self._sweep_at:
+        if now < self.due:
             return
-        self._sweep_at = now + self._dead // 2
+        self.due = now + self._dead // 2
         # One gateway alone is the caller, or everybody: then nobody is left to be fair to.
         if len(self.by_name) < 2:
             return
@@ -131,4 +132,4 @@ class Seats:
             seat.seen += by
             seat.demand_at += by
         self.trust_until += by
-        self._sweep_at += by
+        self.due += by

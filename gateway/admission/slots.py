@@ -30,9 +30,10 @@ class SlotLog:
         dims: Indices of the dimensions that this log holds.
         slots: Slot number to charges; every vector has the length of the whole pool.
         oldest: No slot below this number is held.
+        due: Before this instant `forget` has nothing to do.
     """
 
-    __slots__ = ("dims", "keep", "oldest", "size", "slots", "width")
+    __slots__ = ("dims", "due", "keep", "oldest", "size", "slots", "width")
 
     def __init__(
         self, *, window: Micros, spread: Micros, dims: tuple[int, ...], size: int, now: Micros
@@ -43,10 +44,12 @@ class SlotLog:
         self.size = size
         self.slots: dict[int, list[int]] = {}
         self.oldest = (now - self.keep) // self.width
+        self.due = 0
 
     def forget(self, now: Micros, sums: list[int]) -> None:
         """Slots that no longer touch the window are gone from log and sums."""
         edge = (now - self.keep) // self.width
+        self.due = (edge + 1) * self.width + self.keep
         oldest = self.oldest
         if edge <= oldest:
             return
@@ -64,12 +67,17 @@ class SlotLog:
                 for i in self.dims:
                     sums[i] -= cell[i]
 
-    def charge(self, now: Micros, cost: Sequence[int], sums: list[int]) -> None:
-        """The cost of this log's dimensions stands in the current slot."""
+    def cell(self, now: Micros) -> list[int]:
+        """The current slot, to be added to."""
         number = now // self.width
         cell = self.slots.get(number)
         if cell is None:
             cell = self.slots[number] = [0] * self.size
+        return cell
+
+    def charge(self, now: Micros, cost: Sequence[int], sums: list[int]) -> None:
+        """The cost of this log's dimensions stands in the current slot."""
+        cell = self.cell(now)
         for i in self.dims:
             units = cost[i]
             cell[i] += units
@@ -77,11 +85,7 @@ class SlotLog:
 
     def add(self, now: Micros, i: int, units: int, sums: list[int]) -> None:
         """More units of one dimension stand in the current slot."""
-        number = now // self.width
-        cell = self.slots.get(number)
-        if cell is None:
-            cell = self.slots[number] = [0] * self.size
-        cell[i] += units
+        self.cell(now)[i] += units
         sums[i] += units
 
     def refund(self, at: Micros, i: int, units: int, sums: list[int]) -> None:
@@ -136,3 +140,4 @@ class SlotLog:
         """Nothing is held; the caller sets the sums."""
         self.slots = {}
         self.oldest = (now - self.keep) // self.width
+        self.due = 0

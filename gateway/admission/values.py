@@ -267,3 +267,9 @@ def translate(
         by_meter.get(meter_of(dim), by_unit.get(dim.name, default[i] if default else 0))
         for i, dim in enumerate(target)
     )
+
+
+def never_fits(spec: PoolSpec, ask: Ask, index: int, ceiling: int) -> Never:
+    """The refusal of a cost above its ceiling in that dimension."""
+    dim, cost = spec.dimensions[index], ask.cost[index]
+    return Never(rid=ask.rid, dimension=dim.name, cost=cost, ceiling=ceiling, because=dim.because)
