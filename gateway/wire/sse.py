@@ -282,6 +282,8 @@ class Blocks:
         blocks = []
         start = 0
         for match in _BLOCK_END.finditer(self._pending, seam):
+            if match.end() == len(self._pending) and match[0] == b"\r\n\r":
+                break  # the LF of a CRLF is on its way; alone it would become a line of its own
             blocks.append(bytes(self._pending[start : match.end()]))
             start = match.end()
         if start:
