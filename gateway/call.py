@@ -180,9 +180,11 @@ class Call:
         model, deployment, estimate (estimate, then downgrade): the rung now tried.
         attempt (retry): 1 on the first.
         rungs_left (downgrade): rungs not yet tried, so that inner layers know whether to wait.
-        queue_us, reserved, tags (admit): micros waited in all, tokens reserved, places held by pool.
+        queue_us, reserved, tags, meters (admit): micros waited in all, tokens reserved, places held
+            and our meter at the grant, by pool.
         sent (dispatch): the first request byte was handed to the transport in this attempt.
         usage_injected (dispatch): `stream_options.include_usage` was added in the client's stead.
+        upstream_us (dispatch): micros spent waiting for upstream heads, all attempts together.
         upstream_status, first_byte, credential (dispatch): of the last attempt; `first_byte` is an
             instant.
         usage, end (settle): what it cost in the end, and how it ended.
@@ -193,9 +195,9 @@ class Call:
     __slots__ = (
         "attempt", "body", "client", "coding", "credential", "deadline", "deployment", "dialect",
         "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id",
-        "method", "model", "notes", "parsed", "path", "peer", "principal", "queue_us", "received",
+        "meters", "method", "model", "notes", "parsed", "path", "peer", "principal", "queue_us", "received",
         "reserved", "rungs_left", "sent", "session", "snapshot", "tags", "target", "tier",
-        "upload", "upstream_status", "usage", "usage_injected",
+        "upload", "upstream_status", "upstream_us", "usage", "usage_injected",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - the edge states every fact of the request once
@@ -241,9 +243,11 @@ class Call:
         self.queue_us: Micros = 0
         self.reserved: Tokens = 0
         self.tags: dict[str, int] | None = None
+        self.meters: dict[str, tuple[int, ...]] | None = None
         self.sent = False
         self.credential = ""
         self.upstream_status = 0
+        self.upstream_us: Micros = 0
         self.usage_injected = False
         self.first_byte: Micros = 0
         self.usage: Usage | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Generator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -24,14 +24,6 @@ MAX_ERROR_BODY = 1 << 20
 """Bytes of a refusal's body that are read to classify it; the rest is relayed unread."""
 MAX_OPENING = 1 << 20
 """Bytes awaited for the first event; beyond it the stream is passed on as it is."""
-
-
-class ErrorBody(NamedTuple):
-    """What an error body says, in any dialect; empty strings where it says nothing."""
-
-    code: str = ""
-    kind: str = ""
-    message: str = ""
 
 
 class Ready:
@@ -122,41 +114,16 @@ async def read_error(first: deque[bytes], rest: AsyncIterator[bytes]) -> bytes:
     return b"".join(first)
 
 
-def error_body(body: bytes) -> ErrorBody:
-    """Code, type and message out of an error body."""
+def decoded(body: bytes) -> object:
+    """An error body as `wire.upstream_refusals.said` reads it: JSON, else the text."""
     try:
-        return error_fields(orjson.loads(body))
+        return orjson.loads(body)
     except orjson.JSONDecodeError:
-        return ErrorBody(message=body[:200].decode("utf-8", "replace"))
+        return body[:1_000].decode("utf-8", "replace")
 
 
-def error_fields(parsed: object) -> ErrorBody:
-    """Code, type and message of a decoded error object, in any dialect."""
-    if isinstance(parsed, list) and parsed:
-        parsed = parsed[0]  # Gemini wraps its error in a list
-    if not isinstance(parsed, dict):
-        return ErrorBody()
-    error = parsed.get("error", parsed)
-    response = parsed.get("response")
-    if isinstance(response, dict) and isinstance(response.get("error"), dict):
-        error = response["error"]
-    if isinstance(error, str):
-        return ErrorBody(message=error)
-    if not isinstance(error, dict):
-        return ErrorBody()
-
-    def text(*keys: str) -> str:
-        for key in keys:
-            value = error.get(key)
-            if isinstance(value, str) and value:
-                return value
-        return ""
-
-    return ErrorBody(text("code", "status"), text("type"), text("message"))
-
-
-async def read_opening(first: deque[bytes], rest: AsyncIterator[bytes]) -> ErrorBody | None:
-    """Read up to the first event: its error if it is one, else None."""
+async def read_opening(first: deque[bytes], rest: AsyncIterator[bytes]) -> object | None:
+    """Read up to the first event: its body if it is an error, else None."""
     events = Events()
     size = 0
     async for chunk in rest:
@@ -169,8 +136,8 @@ async def read_opening(first: deque[bytes], rest: AsyncIterator[bytes]) -> Error
     return None
 
 
-def opening_error(event: Event) -> ErrorBody | None:
-    """The error of a stream's first event, None if it is an ordinary one."""
+def opening_error(event: Event) -> object | None:
+    """The error body of a stream's first event, None if it is an ordinary one."""
     data = event.data
     if b"error" not in data and event.name != b"error":
         return None
@@ -180,7 +147,9 @@ def opening_error(event: Event) -> ErrorBody | None:
         return None
     if not isinstance(parsed, dict):
         return None
-    failed = parsed.get("type") in ("error", "response.failed")
-    if failed or (parsed.get("error") and "choices" not in parsed and "type" not in parsed):
-        return error_fields(parsed)
-    return None
+    if parsed.get("type") == "response.failed" and isinstance(parsed.get("response"), dict):
+        return parsed["response"]
+    if parsed.get("type") == "error":
+        return parsed
+    bare = parsed.get("error") and "choices" not in parsed and "type" not in parsed
+    return parsed if bare else None

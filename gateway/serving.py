@@ -61,15 +61,20 @@ class Listener(uvicorn.Server):
         yield
 
 
-def listener(app: Any, *, lifespan: bool = False) -> Listener:  # noqa: ANN401, FBT001, FBT002 - ASGI
-    """A server for an ASGI app, tuned as `performance.md` §1 and §10 measure."""
+def listener(app: Any, *, http: Any = "httptools") -> Listener:  # noqa: ANN401 - ASGI, uvicorn
+    """A server for an ASGI app, tuned as `performance.md` §1 and §10 measure.
+
+    Args:
+        app: ASGI, without lifespan.
+        http: uvicorn's protocol class; the data listener brings `connection.protocol`.
+    """
     return Listener(
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=http,
             ws="none",
-            lifespan="on" if lifespan else "off",
+            lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,

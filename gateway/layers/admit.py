@@ -47,9 +47,10 @@ class Admission:
         clock: For deadlines and lease renewals.
         tickets: Keeps places across refusals; None keeps none.
         on_wait: Called with pool, tier and micros waited, for metrics.
+        on_shed: Called with the pool of a call that was refused, for metrics.
     """
 
-    __slots__ = ("clock", "on_wait", "store", "tickets")
+    __slots__ = ("clock", "on_shed", "on_wait", "store", "tickets")
 
     def __init__(
         self,
@@ -58,11 +59,13 @@ class Admission:
         *,
         tickets: Tickets | None = None,
         on_wait: Callable[[str, int, Micros], None] | None = None,
+        on_shed: Callable[[str], None] | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
         self.tickets = tickets
         self.on_wait = on_wait
+        self.on_shed = on_shed
 
 
 class Grants:
@@ -128,6 +131,9 @@ class Grants:
             if call.tags is None:
                 call.tags = {}
             call.tags[spec.name] = outcome.tag
+            if call.meters is None:
+                call.meters = {}
+            call.meters[spec.name] = outcome.meter
 
     def _tag(self, spec: PoolSpec, principal: Principal, lane: int, now: Micros) -> int | None:
         call = self._call
@@ -162,6 +168,8 @@ class Grants:
                 because=verdict.because,
             )
         assert isinstance(verdict, Shed | Late)  # noqa: S101 - Admit was handled by the caller
+        if self._admission.on_shed is not None:
+            self._admission.on_shed(spec.name)
         eta = verdict.eta
         name = "late" if isinstance(verdict, Late) else "shed"
         note = VerdictNote("admit", name, verdict.because, now, f"eta {eta // 1000} ms")

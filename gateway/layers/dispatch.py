@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gateway.call import Call, Dialect, Kind, Reply
+from gateway.call import Call, Dialect, HeaderList, Kind, Reply
 from gateway.clock import Expiry
 from gateway.errors import UpstreamFault, UpstreamMalformed, UpstreamTimeout, UpstreamUnreachable
-from gateway.opening import ErrorBody, Relayed, error_body, read_error, read_opening
+from gateway.opening import Relayed, decoded, read_error, read_opening
 from gateway.resilience.credentials import FOREVER, CredentialHealth
 from gateway.units import MICRO, Rng
 from gateway.upstream import Outgoing, TransportFault
 from gateway.wire import headers as wire_headers
 from gateway.wire import ratelimit_headers, splice
-from gateway.wire.upstream_refusals import classify
+from gateway.wire.upstream_refusals import classify, said
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -152,9 +152,11 @@ class Dispatch:
 
     Attributes:
         on_status: Called with provider, status and kind of every answer, for metrics.
+        on_head: Called with the call and the upstream's own headers as soon as they are here: what
+            they say of the quota corrects our meter.
     """
 
-    __slots__ = ("_clock", "_credentials", "_decode", "_transport", "on_status")
+    __slots__ = ("_clock", "_credentials", "_decode", "_transport", "on_head", "on_status")
 
     def __init__(
         self,
@@ -164,25 +166,31 @@ class Dispatch:
         *,
         decode: Callable[[str, bytes], bytes],
         on_status: Callable[[str, int, Kind | None], None] | None = None,
+        on_head: Callable[[Call, HeaderList], None] | None = None,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._credentials = credentials
         self._decode = decode
         self.on_status = on_status
+        self.on_head = on_head
 
     async def __call__(self, call: Call) -> Reply:
         """The reply, judged: `kind` says what a bad one means."""
         deployment = call.deployment
         assert deployment is not None  # noqa: S101 - estimate ran
         provider = deployment.provider
-        incoming = await self._send(call, deployment)
+        started = self._clock.now()
         try:
-            reply = await self._judge(call, provider, incoming)
-        except BaseException:
-            incoming.abort("given_up")
-            await incoming.close(reuse=False)
-            raise
+            incoming = await self._send(call, deployment)
+            try:
+                reply = await self._judge(call, provider, incoming)
+            except BaseException:
+                incoming.abort("given_up")
+                await incoming.close(reuse=False)
+                raise
+        finally:
+            call.upstream_us += self._clock.now() - started
         if reply.kind is not None:
             self._credentials.refused(provider, call.credential, reply)
         if self.on_status is not None:
@@ -228,6 +236,8 @@ class Dispatch:
     async def _judge(self, call: Call, provider: Provider, incoming: Incoming) -> Reply:
         timeouts, clock = provider.timeouts, self._clock
         call.upstream_status = incoming.status
+        if self.on_head is not None:
+            self.on_head(call, incoming.headers)
         stream = wire_headers.is_event_stream(incoming.headers)
         until = clock.now() + (timeouts.total if stream else timeouts.total_plain)
         rest = incoming.chunks().__aiter__()
@@ -239,17 +249,28 @@ class Dispatch:
         reply = Reply(status=incoming.status, headers=headers, source=source)
         reply.taps.append(source.touched)
         if error is not None:
-            reply.kind = classify(
-                incoming.status, code=error.code, error_type=error.kind, message=error.message
-            )
-            reply.code = error.code or error.kind
-            reply.retry_after = ratelimit_headers.wait(incoming.headers, now=clock.wall())
+            self._understand(reply, incoming, provider, error)
         return reply
+
+    def _understand(
+        self, reply: Reply, incoming: Incoming, provider: Provider, error: object
+    ) -> None:
+        """What the refusal means, and how long the provider says to stay away."""
+        now = round(self._clock.wall() * MICRO)
+        limits = ratelimit_headers.limits_in(incoming.headers, now=now)
+        heard = said(error)
+        reply.retry_after = ratelimit_headers.wait_told(
+            incoming.headers, error, now=now, limits=limits
+        )
+        reply.kind = classify(
+            incoming.status, heard, family=provider.header_family, wait=reply.retry_after
+        )
+        reply.code = heard.code
 
     async def _error(
         self, call: Call, provider: Provider, incoming: Incoming, first: deque[bytes],
         rest: AsyncIterator[bytes],
-    ) -> ErrorBody | None:  # fmt: skip
+    ) -> object | None:  # fmt: skip
         """What a bad answer says, read as far as needed; None for a good one."""
         bad = incoming.status >= 400
         stream = wire_headers.is_event_stream(incoming.headers)
@@ -264,11 +285,11 @@ class Dispatch:
                 body = await read_error(first, rest)
         except TimeoutError as error:
             if bad:
-                return ErrorBody()  # the status is enough to act on
+                return ""  # the status is enough to act on
             text = f"{provider.name} sent no event within {limit / MICRO:g} s."
             raise UpstreamTimeout(text, code="first_byte_timeout") from error
         except TransportFault as error:
             if bad:
-                return error_body(b"".join(first))
+                return decoded(b"".join(first))
             raise fault_of(error, provider.name) from error
-        return error_body(self._decode(wire_headers.coding_of(incoming.headers), body))
+        return decoded(self._decode(wire_headers.coding_of(incoming.headers), body))

@@ -14,30 +14,12 @@ from typing import TYPE_CHECKING
 from gateway.call import Call, Layer, Reply, Service, VerdictNote
 from gateway.errors import Forbidden, NoSuchRoute
 from gateway.identity import session_of, tier_wish
-from gateway.units import MICRO, Micros
 from gateway.wire import keepalive
 
 if TYPE_CHECKING:
     from gateway.call import Principal
     from gateway.clock import Clock
     from gateway.identity import Identities
-
-TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-
-
-def client_timeout(call: Call) -> Micros | None:
-    """How long the client itself will wait, by its own headers; None where it does not say."""
-    for name in TIMEOUT_HEADERS:
-        value = call.header(name)
-        if value is None or len(value) > 16:
-            continue
-        try:
-            seconds = float(value)
-        except ValueError:
-            continue
-        if 0 < seconds < 86_400:
-            return round(seconds * MICRO)
-    return None
 
 
 def allowed_model(principal: Principal, model: str) -> bool:
@@ -73,22 +55,20 @@ def identify(*, identities: Identities, clock: Clock) -> Layer:
 
     def layer(inner: Service) -> Service:
         async def serve(call: Call) -> Reply:
-            found = identities.principal(
-                call.snapshot, call.headers, peer=call.peer, now_wall=clock.wall()
-            )
+            found = identities.principal(call.snapshot, call.headers, call.peer, clock.wall())
             principal = await found if isinstance(found, Awaitable) else found
             rule = principal.rule
             call.principal = principal
-            wish = tier_wish(call.headers, call.snapshot)
+            wish = tier_wish(call.headers, call.snapshot.tiers)
             number = max(wish or rule.default_tier, rule.tier_cap)
             tier = call.tier = call.snapshot.tier(number)
             call.session = session_of(call.headers, call.fields)
             longest = tier.max_wait if rule.max_wait is None else min(tier.max_wait, rule.max_wait)
             stream = call.fields is not None and call.fields.stream
             wait = keepalive.queue_deadline(
-                policy=longest,
-                cap=keepalive.cap(call.dialect, stream=stream),
-                client_timeout=client_timeout(call),
+                longest,
+                keepalive.hold_cap(call.dialect, stream=stream),
+                keepalive.client_timeout(call.headers),
             )
             call.deadline = call.received + wait
             detail = f"{principal.agent} tier {number}"

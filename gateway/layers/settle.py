@@ -21,9 +21,9 @@ from gateway.wire import headers as wire_headers
 from gateway.wire import refusals
 from gateway.wire.codec import CODECS
 from gateway.wire.openai_chat import WithoutUsage
-from gateway.wire.sse import Events
+from gateway.wire.sse import Events, frame
 from gateway.wire.stream import Tap
-from gateway.wire.upstream_refusals import classify
+from gateway.wire.upstream_refusals import classify, said_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -199,7 +199,16 @@ class _Stream:
             return b""
         call = self.call
         error = StreamCut("The upstream's stream ended without its terminal mark.")
-        return refusals.in_band_bytes(error, dialect=call.dialect, request_id=call.id)
+        name, body = refusals.in_band(
+            error,
+            dialect=call.dialect,
+            request_id=call.id,
+            response_id=reader.response_id,
+            model=reader.model,
+            sequence=reader.events,
+            now=call.first_byte,
+        )
+        return frame(orjson.dumps(body), name)
 
     def closed(self, end: End) -> None:
         """Settle: usage, end and, for an error inside the stream, its kind."""
@@ -207,10 +216,7 @@ class _Stream:
         reader, call, reply = self.reader, self.call, self.reply
         failure: Failure | None = reader.failure
         if failure is not None and reply.kind is None:
-            reply.kind = classify(
-                failure.status or 500, code=failure.code, error_type=failure.type,
-                message=failure.message,
-            )  # fmt: skip
+            reply.kind = classify(failure.status or 500, said_by(failure))
             reply.code = failure.code or failure.type
         if reader.terminal and failure is None and end is not End.COMPLETE:
             end = End.COMPLETE

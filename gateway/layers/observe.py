@@ -1,0 +1,140 @@
+"""Outermost layer: sees every refusal and every escape, and writes each call's end exactly once.
+
+It names the answer's `tidegate-*` headers, counts what ended and how, and hands the chain of verdicts
+to the log and to `explain`. The one broad `except` of the pipeline stands here: what escapes is counted
+and passed on, never swallowed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.call import Call, End, Family, Kind, Reply, Service
+from gateway.errors import CallerFault, GatewayError, Saturated
+from gateway.wire import ratelimit_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.clock import Clock
+    from gateway.telemetry.metrics import Metrics
+    from gateway.units import Micros
+    from gateway.wire.ratelimit_headers import OwnLimit
+
+OK, FAILED, CANCELLED, REFUSED = "ok", "failed", "cancelled", "refused"
+
+
+def outcome_of(reply: Reply, end: End) -> str:
+    """How a call that was answered ended, in one word."""
+    if end is End.CLIENT_GONE and not reply.terminal:
+        return CANCELLED
+    if reply.kind is Kind.CALLER:
+        return REFUSED
+    if reply.kind is not None or end in (End.CUT, End.STALLED, End.FAILED):
+        return FAILED
+    return CANCELLED if end is End.DRAINED else OK
+
+
+class Observing:
+    """The layer.
+
+    Attributes:
+        own_limits: The caller's own limits as they stand, for the answer's rate-limit headers.
+        on_end: Called once per call with its status and outcome: log line and decision record.
+    """
+
+    __slots__ = ("_clock", "_metrics", "on_end", "own_limits")
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        own_limits: Callable[[Call], list[OwnLimit]],
+        on_end: Callable[[Call, int, str, GatewayError | None], None],
+    ) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self.own_limits = own_limits
+        self.on_end = on_end
+
+    def __call__(self, inner: Service) -> Service:
+        """The service, observed."""
+
+        async def serve(call: Call) -> Reply:
+            metrics = self._metrics
+            metrics.call_started()
+            try:
+                reply = await inner(call)
+            except GatewayError as error:
+                self._refused(call, error)
+                raise
+            except BaseException as error:
+                # A cancellation is the client leaving; anything else is a defect, which edge.py
+                # logs with its call id and answers in the caller's dialect.
+                status = 0 if not isinstance(error, Exception) else 500
+                self._ended(call, status, FAILED if status else CANCELLED, None)
+                raise
+            self._answered(call, reply)
+            reply.on_close(lambda end: self._closed(call, reply, end))
+            return reply
+
+        return serve
+
+    def _refused(self, call: Call, error: GatewayError) -> None:
+        self._metrics.refused(error.code)
+        self._name(call)
+        ours = isinstance(error, CallerFault | Saturated)
+        self._ended(call, type(error).status, REFUSED if ours else FAILED, error)
+
+    def _closed(self, call: Call, reply: Reply, end: End) -> None:
+        outcome = outcome_of(reply, end)
+        if call.usage is not None and reply.kind is None:
+            self._metrics.settled(_model(call), call.usage)
+        self._ended(call, reply.status, outcome, None)
+
+    def _ended(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> None:
+        self._metrics.call_ended(
+            dialect=call.dialect.value, model=_model(call), status=status, outcome=outcome
+        )
+        self.on_end(call, status, outcome, error)
+
+    def _answered(self, call: Call, reply: Reply) -> None:
+        """The head is known: name its facts."""
+        now = self._clock.now()
+        overhead = max(0, now - call.received - call.queue_us - call.upstream_us)
+        self._metrics.overhead(overhead)
+        if call.reserved:
+            self._metrics.reserved(_model(call), call.reserved)
+        self._name(call)
+        headers = call.extra_headers
+        headers.append((b"tidegate-overhead-ms", _ms(overhead)))
+        deployment = call.deployment
+        if deployment is not None and call.model is not None:
+            served = deployment.upstream_model or call.model.name
+            headers.append((b"tidegate-model-served", served.encode("ascii", "replace")))
+        if reply.kind is not None:
+            # The gateway has spent its attempts: an SDK that tries again multiplies them.
+            headers += ratelimit_headers.retry_headers(reply.retry_after, hard=True)
+        limits = self.own_limits(call)
+        if limits and call.family is not Family.MCP:
+            headers += ratelimit_headers.limits_out(call.family, limits, now=now)
+
+    def _name(self, call: Call) -> None:
+        """Headers that refusals carry as well."""
+        headers = call.extra_headers
+        if call.tier is not None:
+            headers.append((b"tidegate-tier", call.tier.name.encode("ascii", "replace")))
+        headers.append((b"tidegate-queue-ms", _ms(call.queue_us)))
+        if call.reserved:
+            headers.append((b"tidegate-tokens-reserved", str(call.reserved).encode()))
+
+
+def _model(call: Call) -> str:
+    return call.model.name if call.model is not None else ""
+
+
+def _ms(span: Micros) -> bytes:
+    """Milliseconds with three digits behind the point, as short as they are."""
+    whole, rest = divmod(span, 1_000)
+    return b"%d.%03d" % (whole, rest) if rest else b"%d" % whole

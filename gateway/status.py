@@ -1,0 +1,103 @@
+"""What `/status` shows: the whole state as plain values, without secrets, within bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gateway.units import MICRO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.admission.store import PoolStore, PoolView
+    from gateway.layers.trip import Breakers
+    from gateway.policy.watch import PolicyWatch
+    from gateway.snapshot import Snapshot
+    from gateway.units import Micros
+
+MOST_POOLS = 500
+"""Pools shown: the provider's first, then those with somebody waiting, then the fullest."""
+
+
+def pool_status(view: PoolView) -> dict[str, Any]:
+    """One pool; amounts in whole units."""
+    return {
+        "name": view.name,
+        "in_flight": view.in_flight,
+        "concurrency": view.concurrency,
+        "factor": view.factor_ppm / MICRO,
+        "blocked_us": view.blocked_for,
+        "waiting": [lane.waiting for lane in view.lanes],
+        "eta_us": list(view.eta),
+        "would_have_waited": view.would_have_waited,
+        "dimensions": [
+            {
+                "name": dimension.name,
+                "limit": dimension.limit / MICRO,
+                "level": dimension.level / MICRO,
+                "used": dimension.used / MICRO,
+                "foreign": dimension.foreign / MICRO,
+                "rule": dimension.because,
+            }
+            for dimension in view.dimensions
+        ],
+    }
+
+
+def weight(view: PoolView) -> tuple[bool, int, float]:
+    """Order of importance, largest first."""
+    fullest = max((one.used / max(1, one.limit) for one in view.dimensions), default=0.0)
+    waiting = sum(lane.waiting for lane in view.lanes)
+    return view.name.startswith("pool:"), waiting, fullest
+
+
+def pools_status(store: PoolStore) -> list[dict[str, Any]]:
+    """The pools worth showing, in order of importance."""
+    views = [view for name in store.pools() if (view := store.view(name)) is not None]
+    views.sort(key=lambda view: view.name)
+    views.sort(key=weight, reverse=True)
+    return [pool_status(view) for view in views[:MOST_POOLS]]
+
+
+def breakers_status(breakers: Breakers, now: Micros) -> list[dict[str, Any]]:
+    """Every breaker that is not simply closed comes first."""
+    found = [
+        {
+            "scope": scope,
+            "state": breaker.state.value,
+            "reason": breaker.reason,
+            "in_us": max(0, breaker.until - now) if breaker.until < 1 << 61 else None,
+        }
+        for scope, breaker in breakers
+    ]
+    found.sort(key=lambda one: one["state"] == "closed")
+    return found[:MOST_POOLS]
+
+
+def policy_status(watch: PolicyWatch) -> dict[str, Any]:
+    """Which policy is in force, and why a newer one is not."""
+    status = watch.status
+    return {
+        "revision": status.revision,
+        "digest": status.digest,
+        "files": [str(path) for path in status.files],
+        "loaded_at": status.loaded_at,
+        "refused": status.refused,
+        "last_error": status.last_error,
+        "warnings": list(status.warnings),
+    }
+
+
+def models_status(snapshot: Snapshot) -> list[str]:
+    """Public names and patterns, in policy order."""
+    return [*snapshot.models, *(pattern.pattern for pattern in snapshot.patterns)][:MOST_POOLS]
+
+
+def chain(snapshot: Snapshot, notes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Notes with the file and line of each rule, for `explain`."""
+    out = []
+    for note in notes:
+        place = snapshot.place(str(note.get("because", "")))
+        where = f"{place.file}:{place.line}" if place is not None else ""
+        out.append({**note, "place": where})
+    return out
