@@ -1,8 +1,9 @@
 """The control: a frozen pass-through that every measurement runs beside the gateway.
 
 uvicorn, one pure ASGI callable and aiohttp, without identity, limits, counting or log. It imports
-nothing of ours and stays as it is when the product's transport changes: a ratio to it means the same
-next year. Change it never; if it must be changed, its reference figures in measure.py change too.
+nothing of ours and stays as it is when the product's transport changes: a ratio to it means the
+same next year. Change it never; if it must be changed, its reference figures in measure.py change
+too.
 
     python -m loadtests.control --port 0 --upstream http://127.0.0.1:9000
 """

@@ -73,7 +73,7 @@ def post(
 
 
 class Client(asyncio.Protocol):
-    """One kept-alive connection. `exchange` sends one request and returns when its answer is over."""
+    """One kept-alive connection; `exchange` sends a request and waits for the whole answer."""
 
     def __init__(self) -> None:
         self._transport: Any = None
@@ -92,7 +92,7 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         self.lost = True
         if self._done is not None and not self._done.done():
             self._done.set_exception(ConnectionError("closed within an answer"))

@@ -1,9 +1,8 @@
 """The gateway as it is measured: everything on, and a probe that says what truly is.
 
-The policy is written for the run: 100 agents with a hashed key and limits of their own, one pool with
-the provider's limits, tiers, retries, breakers, loop rules, metrics, access log. Limits are so high
-that nothing ever waits: what is measured is the deciding, not the waiting.
-"""
+The policy is written for the run: 100 agents with a hashed key and limits of their own, one pool
+with the provider's limits, tiers, retries, breakers, loop rules, metrics, access log. Limits are
+so high that nothing ever waits: what is measured is the deciding, not the waiting."""
 
 from __future__ import annotations
 

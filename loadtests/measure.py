@@ -167,7 +167,7 @@ async def start(
 ) -> Server:
     """Start a server and wait until it listens; `start_s` is what that took."""
     began = time.monotonic()
-    with (output or Path(os.devnull)).open("ab") as log:  # noqa: ASYNC230 - before any load
+    with (output or Path(os.devnull)).open("ab") as log:
         process = subprocess.Popen(  # noqa: ASYNC220 - a fork is all it does here
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             preexec_fn=None if core is None else lambda: _pin_self(core),

@@ -26,8 +26,9 @@ import httptools
 import uvloop
 
 WORDS = (
-    "harbour", "lantern", "quiet", "seven", "rivers", "carry", "copper", "leaves", "under", "bridges",
-    "while", "patient", "engines", "count", "every", "token", "before", "morning", "returns", "slowly",
+    "harbour", "lantern", "quiet", "seven", "rivers", "carry", "copper", "leaves", "under",
+    "bridges", "while", "patient", "engines", "count", "every", "token", "before",
+    "morning", "returns", "slowly",
 )  # fmt: skip
 
 
@@ -156,7 +157,7 @@ class Link(asyncio.Protocol):
         self._origin.connections += 1
         self._origin.open += 1
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         self._origin.open -= 1
         if self._task is not None:
             self._task.cancel()

@@ -3,10 +3,12 @@
 `python -m loadtests.streams --json` (about 60 s):
 
 * events: 64 streams at once, gateway and control in alternating pairs, CPU per event;
-* lockstep: the upstream sends the next event only when the client has seen the last one, so a buffer
+* lockstep: the upstream sends the next event only when the client has seen the last one, so a
+  buffer
   anywhere stalls the stream for good; a stall is an event that did not come within a second;
 * first token: calls at 100 a second through either way, differences of neighbours;
-* idle streams: as many as the machine's file limits allow, up to `--streams`, and the memory they hold.
+* idle streams: as many as the machine's file limits allow, up to `--streams`, and the memory they
+  hold.
 """
 
 from __future__ import annotations

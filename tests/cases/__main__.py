@@ -4,9 +4,10 @@ The gateway at URL must run the plain set-up of FORM.md §5 (or the one named by
 upstream at the port given by `--upstream-port`; `policies/` holds those set-ups as files. Without a
 URL the player starts the gateways it needs itself, one set-up after the other.
 
-The last line is `N passed, M failed`; variants that cannot be played here are listed before it, each
-with its reason, and count as neither. Exit code 0 means that nothing failed.
-"""
+The last line is `N passed, M failed`; variants that cannot be played here are listed before it,
+each with its reason, and count as neither. Exit code 0 means that nothing failed."""
+
+# ruff: noqa: T201 - a command: its printed lines are its result
 
 from __future__ import annotations
 

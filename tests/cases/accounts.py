@@ -1,8 +1,8 @@
 """Neutral names of accounting (FORM.md §4) → metrics of `gateway/telemetry/metrics.py`, scraped.
 
-`TABLE` is the one place to change when a metric is renamed. Values are summed over all labels that a
-binding does not name. Counters are judged by their change during the variant, gauges by their value.
-"""
+`TABLE` is the one place to change when a metric is renamed. Values are summed over all labels that
+a binding does not name. Counters are judged by their change during the variant, gauges by their
+value."""
 
 from __future__ import annotations
 

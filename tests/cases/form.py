@@ -1,8 +1,7 @@
 """Reads the case files (FORM.md §2) into variants; every word that is not known is an error.
 
-A player that skips what it does not know reports success it has not seen. So each mapping is checked
-against the table of its words, after templates and overlays have been applied.
-"""
+A player that skips what it does not know reports success it has not seen. So each mapping is
+checked against the table of its words, after templates and overlays have been applied."""
 
 from __future__ import annotations
 
@@ -23,221 +22,83 @@ ITEM_WORDS = frozenset({"b64", "pause", "fill", "join", "bytewise", "repeat", "g
 
 _BYTES = ("body", "raw", "chunks")
 
-_PLAY = {
-    "request", "upstream", "upstream_1", "expect", "calls", "abort", "sdk_retries", "limit", "limit_all",
-    "linger", "unit_only", "rows", "policy",
-}  # fmt: skip
+_PLAY = frozenset(
+    ["request", "upstream", "upstream_1", "expect", "calls", "abort", "sdk_retries", "limit",
+     "limit_all", "linger", "unit_only", "rows", "policy"]
+)  # fmt: skip
+"""What a case may give as defaults and a variant may say itself."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 WORDS: dict[str, frozenset[str]] = {
-    "file": frozenset({"format", "family", "requests", "answers", "answer_sets", "cases"}),
-    "case": frozenset({"id", "kind", "right", "seen_in", "variants"} | _PLAY),
-    "variant": frozenset({"id", "note"} | _PLAY),
-    "policy": frozenset({"name", "words"}),
-    "request": frozenset(
-        {"method", "path", "headers", "headers_add", "headers_drop", "body", "framing", "to", "raw"}
+    "file": _words("format family requests answers answer_sets cases"),
+    "case": _words("id kind right seen_in variants") | _PLAY,
+    "variant": _words("id note") | _PLAY,
+    "policy": _words("name words"),
+    "request": _words("method path headers headers_add headers_drop body framing to raw"),
+    "abort": _words("after events text how"),
+    "call": _words(
+        "name start delay count capture wait hook expect request abort sdk_retries limit linger"
     ),
-    "abort": frozenset({"after", "events", "text", "how"}),
-    "call": frozenset(
-        {
-            "name",
-            "start",
-            "delay",
-            "count",
-            "capture",
-            "wait",
-            "hook",
-            "expect",
-            "request",
-            "abort",
-            "sdk_retries",
-            "limit",
-            "linger",
-        }  # fmt: skip
+    "start": _words("after event"),
+    "upstream": _words("answers then refuse"),
+    "answer": _words(
+        "match times status reason headers framing chunks gap delay before_head end end_delay "
+        "claim_length reuse"
     ),
-    "start": frozenset({"after", "event"}),
-    "upstream": frozenset({"answers", "then", "refuse"}),
-    "answer": frozenset(
-        {
-            "match",
-            "times",
-            "status",
-            "reason",
-            "headers",
-            "framing",
-            "chunks",
-            "gap",
-            "delay",
-            "before_head",
-            "end",
-            "end_delay",
-            "claim_length",
-            "reuse",
-        }  # fmt: skip
+    "match": _words("method path_contains body_contains body_lacks header header_absent rpc tool"),
+    "expect": _words(
+        "client calls statuses any_of upstream accounting alive_within settle log codec name"
     ),
-    "match": frozenset(
-        {
-            "method",
-            "path_contains",
-            "body_contains",
-            "body_lacks",
-            "header",
-            "header_absent",
-            "rpc",
-            "tool",
-        }
+    "client": _words(
+        "status status_not headers header_absent header_present header_values header_matches "
+        "retry_after body body_same_as_upstream body_same_but_comments body_contains "
+        "body_lacks body_contains_once body_json error_shape sse_data sse_count sse_names "
+        "sse_first sse_all_json added_only coherent end within not_before first_byte_within "
+        "within_ratio_of rpc exit output_contains statuses"
     ),
-    "expect": frozenset(
-        {
-            "client",
-            "calls",
-            "statuses",
-            "any_of",
-            "upstream",
-            "accounting",
-            "alive_within",
-            "settle",
-            "log",
-            "codec",
-            "name",
-        }  # fmt: skip
+    "retry_after": _words("min max optional or_told_to_stop"),
+    "coherent": _words("encoded coding"),
+    "ratio": _words("call ratio plus"),
+    "rpc": _words(
+        "count id_raw ids_raw error error_or_is_error code code_not contains lacks min_tools"
     ),
-    "client": frozenset(
-        {
-            "status",
-            "status_not",
-            "headers",
-            "header_absent",
-            "header_present",
-            "header_values",
-            "header_matches",
-            "retry_after",
-            "body",
-            "body_same_as_upstream",
-            "body_same_but_comments",
-            "body_contains",
-            "body_lacks",
-            "body_contains_once",
-            "body_json",
-            "error_shape",
-            "sse_data",
-            "sse_count",
-            "sse_names",
-            "sse_first",
-            "sse_all_json",
-            "added_only",
-            "coherent",
-            "end",
-            "within",
-            "not_before",
-            "first_byte_within",
-            "within_ratio_of",
-            "rpc",
-            "exit",
-            "output_contains",
-            "statuses",
-        }  # fmt: skip
+    "seen": _words(
+        "requests requests_on rpc_counts gap closed_within writes_max trap never_paths "
+        "never_body every nth of_port"
     ),
-    "retry_after": frozenset({"min", "max", "optional", "or_told_to_stop"}),
-    "coherent": frozenset({"encoded", "coding"}),
-    "ratio": frozenset({"call", "ratio", "plus"}),
-    "rpc": frozenset(
-        {
-            "count",
-            "id_raw",
-            "ids_raw",
-            "error",
-            "error_or_is_error",
-            "code",
-            "code_not",
-            "contains",
-            "lacks",
-            "min_tools",
-        }  # fmt: skip
+    "each": _words(
+        "body_same_as_client body body_contains body_lacks body_json headers header_values "
+        "header_absent header_not header_single coherent path_ends method"
     ),
-    "seen": frozenset(
-        {
-            "requests",
-            "requests_on",
-            "rpc_counts",
-            "gap",
-            "closed_within",
-            "writes_max",
-            "trap",
-            "never_paths",
-            "never_body",
-            "every",
-            "nth",
-            "of_port",
-        }  # fmt: skip
+    "accounting": _words(
+        "input_tokens output_tokens cache_read_tokens cache_write_tokens calls_ok "
+        "calls_failed calls_cancelled breaker_failures estimated_settlements in_flight "
+        "waiting resident_bytes resident_bytes_peak"
     ),
-    "each": frozenset(
-        {
-            "body_same_as_client",
-            "body",
-            "body_contains",
-            "body_lacks",
-            "body_json",
-            "headers",
-            "header_values",
-            "header_absent",
-            "header_not",
-            "header_single",
-            "coherent",
-            "path_ends",
-            "method",
-        }  # fmt: skip
+    "log": _words("lacks"),
+    "item": _words(
+        "b64 is is_gzip_of is_zstd_of is_br_of is_deflate_of pause fill times join bytewise "
+        "every repeat gzip_bomb"
     ),
-    "accounting": frozenset(
-        {
-            "input_tokens",
-            "output_tokens",
-            "cache_read_tokens",
-            "cache_write_tokens",
-            "calls_ok",
-            "calls_failed",
-            "calls_cancelled",
-            "breaker_failures",
-            "estimated_settlements",
-            "in_flight",
-            "waiting",
-            "resident_bytes",
-            "resident_bytes_peak",
-        }  # fmt: skip
-    ),
-    "log": frozenset({"lacks"}),
-    "item": frozenset(
-        {
-            "b64",
-            "is",
-            "is_gzip_of",
-            "is_zstd_of",
-            "is_br_of",
-            "is_deflate_of",
-            "pause",
-            "fill",
-            "times",
-            "join",
-            "bytewise",
-            "every",
-            "repeat",
-            "gzip_bomb",
-        }  # fmt: skip
-    ),
-    "repeat": frozenset({"times", "every", "item"}),
-    "bomb": frozenset({"mib", "head", "tail"}),
+    "repeat": _words("times every item"),
+    "bomb": _words("mib head tail"),
 }
 
 CHOICES: dict[str, frozenset[Any]] = {
     "framing of a request": frozenset({"length", "chunked"}),
     "framing of an answer": frozenset({"length", "chunked", "close", "raw"}),
-    "before_head": frozenset({"hold", "cut", "reset"}),
+    "before_head": _words("hold cut reset"),
     "end of an answer": frozenset({"clean", "close", "cut", "reset", "hold"}),
-    "reuse": frozenset({"close", "reset"}),
-    "how": frozenset({"fin", "rst"}),
-    "event": frozenset({"sent", "head", "body", "done"}),
+    "reuse": _words("close reset"),
+    "how": _words("fin rst"),
+    "event": _words("sent head body done"),
     "end of a call": frozenset({"clean", "aborted", "error_event", "no_response"}),
-    "error_shape": frozenset({"openai", "anthropic", "jsonrpc", "any"}),
-    "added_only": frozenset({"nothing", "comments", "pings", "keepalives"}),
+    "error_shape": _words("openai anthropic jsonrpc any"),
+    "added_only": _words("nothing comments pings keepalives"),
 }
 
 

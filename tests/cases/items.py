@@ -1,4 +1,4 @@
-"""Byte items and `${variables}`: from what a case says to what is written, and when (FORM.md §2)."""
+"""Byte items and `${variables}`: what a case says → what is written, and when (FORM.md §2)."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def shown(value: Any, limit: int = 160) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(value)} in all)"
 
 
-# --- the client -------------------------------------------------------------------------------------
+# --- the client ---------------------------------------------------------------------------------
 
 
 def _status(done: Exchange, wanted: Any, _: Evidence) -> Problems:
@@ -317,7 +317,7 @@ def coherent(
     if label == "identity" and body == items.unpack(wanted["coding"], encoded):
         return []
     return [
-        f"coding: expected {wanted['coding']} bytes or plain ones, seen {label!r} with {shown(body)}"
+        f"coding: expected {wanted['coding']} or plain bytes, seen {label!r} with {shown(body)}"
     ]
 
 
@@ -479,7 +479,7 @@ def judge_statuses(exchanges: list[Exchange], wanted: Mapping[str, Any]) -> Prob
     return problems
 
 
-# --- the upstream -----------------------------------------------------------------------------------
+# --- the upstream -------------------------------------------------------------------------------
 
 
 def _each(seen: Seen, wanted: Mapping[str, Any], sent: list[bytes], evidence: Evidence) -> Problems:
@@ -606,7 +606,7 @@ def judge_upstream(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:
     return [f"upstream {p}" for word, want in wanted.items() for p in checks[word](want)]
 
 
-# --- all --------------------------------------------------------------------------------------------
+# --- all ----------------------------------------------------------------------------------------
 
 
 def _accounting(wanted: Mapping[str, Any], evidence: Evidence) -> Problems:

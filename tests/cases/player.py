@@ -1,10 +1,9 @@
 """Plays variants against running gateways and judges them.
 
-A *lane* is one gateway (or fleet) with a scripted upstream of its own. Within a lane, variants whose
-requests all name a model of their own and that ask nothing of the shared books are played side by
-side; the others one after the other. Variants that compare speeds or watch memory are played last and
-alone in the whole run, because another lane's load would be judged with them.
-"""
+A *lane* is one gateway (or fleet) with a scripted upstream of its own. Within a lane, variants
+whose requests all name a model of their own and that ask nothing of the shared books are played
+side by side; the others one after the other. Variants that compare speeds or watch memory are
+played last and alone in the whole run, because another lane's load would be judged with them."""
 
 from __future__ import annotations
 
@@ -68,6 +67,8 @@ class Lane:
         gateways: Addresses of its data listeners; more than one for a fleet.
         books: Its metrics and memory.
         log: Reads the log from a position, returns text and new position; None where it cannot.
+        known: Counters after the last variant, while nothing was sent since; saves a wait, because
+            the gateway renders its page at most once a second.
     """
 
     policy: str
@@ -77,6 +78,7 @@ class Lane:
     books: accounts.Accounts
     hooks: Hooks = field(default_factory=NoHooks)
     log: Callable[[int], tuple[str, int]] | None = None
+    known: dict[str, float] | None = None
 
     @property
     def authority(self) -> str:
@@ -99,11 +101,7 @@ class Outcome:
         return not self.skipped and not self.problems
 
 
-# --- what may run beside what ----------------------------------------------------------------------
-
-
-def _texts(value: Any) -> str:
-    return str(value)
+# --- what may run beside what -------------------------------------------------------------------
 
 
 def shareable(variant: Variant) -> bool:
@@ -115,7 +113,7 @@ def shareable(variant: Variant) -> bool:
         return False
     if judge.speaks_of(expect, "upstream") and "trap" in expect.get("upstream", {}):
         return False
-    bodies = [_texts(one["request"].get("body", "")) for one in variant.calls if "request" in one]
+    bodies = [str(one["request"].get("body", "")) for one in variant.calls if "request" in one]
     return all('"${model}' in body for body in bodies)
 
 
@@ -126,7 +124,7 @@ def solitary(variant: Variant) -> bool:
     return ratio or bool(accounts.MEMORY & books.keys())
 
 
-# --- one call ----------------------------------------------------------------------------------------
+# --- one call -----------------------------------------------------------------------------------
 
 
 class _Run:
@@ -265,7 +263,7 @@ def _sdk_wait(done: Exchange, attempt: int) -> float:
     return min(0.5 * 2.0**attempt, SDK_LONGEST_WAIT)
 
 
-# --- one variant -------------------------------------------------------------------------------------
+# --- one variant --------------------------------------------------------------------------------
 
 
 def variables(variant: Variant, lane: Lane) -> items.Names:
@@ -290,12 +288,14 @@ async def _sample_memory(lane: Lane, peak: list[int]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _baseline(lane: Lane) -> dict[str, float]:
+async def _baseline(lane: Lane, known: dict[str, float] | None) -> dict[str, float]:
     """Counters once the previous variant's calls are over.
 
     Raises:
         NoAccounts: They cannot be read.
     """
+    if known is not None and known["in_flight"] == 0:
+        return known
     end = time.monotonic() + SETTLE
     while True:
         values = await lane.books.fresh()
@@ -353,9 +353,10 @@ async def play(variant: Variant, lane: Lane, *, alone: bool) -> Outcome:
 
 async def _played(variant: Variant, lane: Lane, evidence: judge.Evidence) -> list[str]:
     counted = judge.speaks_of(variant.expect, "accounting")
+    known, lane.known = lane.known, None
     before: dict[str, float] = {}
     try:
-        before = await _baseline(lane) if counted else {}
+        before = await _baseline(lane, known) if counted else {}
     except accounts.NoAccounts as error:  # the rest of the variant is judged all the same
         evidence.unreadable, counted = str(error), False
     position = lane.log(-1)[1] if lane.log else 0
@@ -372,24 +373,34 @@ async def _played(variant: Variant, lane: Lane, evidence: judge.Evidence) -> lis
             sampler.cancel()
     await asyncio.sleep(max(GRACE, float(variant.expect.get("settle", 0))))
 
+    latest: list[dict[str, float] | None] = [None]
+
     async def look() -> list[str]:
         if counted:
             try:
-                evidence.changes = _changes(before, await lane.books.values(), peak[0])
+                latest[0] = await lane.books.values()
+                evidence.changes = _changes(before, latest[0], peak[0])
             except accounts.NoAccounts as error:
                 evidence.changes, evidence.unreadable = None, str(error)
         if lane.log and "log" in variant.expect:
             evidence.log = lane.log(position)[0]
         return judge.judge_all(evidence)
 
-    return await _settled(look, confirm=lane.books.stale + GRACE if counted else 0.0)
+    problems = await _settled(look, confirm=lane.books.stale + GRACE if counted else 0.0)
+    if (
+        not problems
+        and "alive_within" not in variant.expect
+        and not accounts.MEMORY & (variant.expect.get("accounting", {}).keys())
+    ):
+        lane.known = latest[0]
+    return problems
 
 
 async def _settled(look: Callable[[], Any], *, confirm: float) -> list[str]:
     """The problems once nothing changes for the better any more.
 
-    Counters and connections may still be on their way; and what holds now may cease to hold, as when
-    a call is charged a second time, so a good result is looked at once more.
+    Counters and connections may still be on their way; and what holds now may cease to hold, as
+    when a call is charged a second time, so a good result is looked at once more.
     """
     end = time.monotonic() + SETTLE
     while True:
@@ -413,8 +424,10 @@ async def _alive(variant: Variant, lane: Lane, limit: float) -> list[str]:
     """A plain call of another model succeeds in that time."""
     model = f"{variant.model}-alive"
     answer = {
-        "headers": [["content-type", "application/json"]], "chunks": [ALIVE.decode()], "times": "forever",
-    }  # fmt: skip
+        "headers": [["content-type", "application/json"]],
+        "chunks": [ALIVE.decode()],
+        "times": "forever",
+    }
     script = Script(model=model, alone=False, answers=((answer,),), names=items.Names({}))
     body = b'{"model":"%b","messages":[{"role":"user","content":"hi"}]}' % model.encode()
     headers = [("content-type", "application/json"), ("authorization", f"Bearer {lane.key}")]
@@ -426,11 +439,12 @@ async def _alive(variant: Variant, lane: Lane, limit: float) -> list[str]:
     if done.status == 200 and done.complete:
         return []
     return [
-        f"alive: expected a plain call to succeed in {limit} s, seen {done.status} {judge.why(done)}"
+        f"alive: expected a plain call to succeed in {limit} s, seen {done.status} "
+        f"{judge.why(done)}"
     ]
 
 
-# --- many variants -----------------------------------------------------------------------------------
+# --- many variants ------------------------------------------------------------------------------
 
 
 async def play_all(

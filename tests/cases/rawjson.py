@@ -1,4 +1,4 @@
-"""The exact text of JSON members: a parser would turn 9007199254740993 or 1.0 into something else."""
+"""The exact text of JSON members: a parser would make something else of 9007199254740993."""
 
 from __future__ import annotations
 

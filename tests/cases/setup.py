@@ -1,9 +1,8 @@
-"""Starts gateways with the policies of `policies/` and plays the variants that need them (FORM.md §5).
+"""Starts gateways with the policies of `policies/` and plays what needs them (FORM.md §5).
 
-Each lane is a gateway of its own: free ports, a state folder of its own, its own scripted upstream.
-The gateway is started as an operator would start it, `python -m gateway serve`, and told everything by
-TIDEGATE_* variables; nothing of it is imported.
-"""
+Each lane is a gateway of its own: free ports, a state folder of its own, its own scripted
+upstream. The gateway is started as an operator would start it, `python -m gateway serve`, and told
+everything by TIDEGATE_* variables; nothing of it is imported."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ class Gateway:
 def environment(
     folder: Path, policy: Path, port: int, admin: int, upstream: Upstream
 ) -> dict[str, str]:
-    """What the gateway is told: everything it needs, and nothing of the developer's own TIDEGATE_*."""
+    """What the gateway is told: all it needs, and nothing of the developer's own TIDEGATE_*."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     if "TIDEGATE_VOCABULARY_DIR" in os.environ:
         kept["TIDEGATE_VOCABULARY_DIR"] = os.environ["TIDEGATE_VOCABULARY_DIR"]
@@ -168,7 +167,7 @@ class Operator:
         self._gateway = gateway
 
     async def run(self, name: str) -> tuple[int, str]:
-        """`policy-NAME` swaps the policy file and sends SIGHUP; `check-NAME` runs `tidegate check`."""
+        """`policy-NAME` swaps the policy and sends SIGHUP; `check-NAME` runs `tidegate check`."""
         kind, _, _ = name.partition("-")
         file = POLICIES / f"{name}.yaml"
         if not file.exists():
@@ -194,7 +193,7 @@ class Operator:
 
 @contextlib.asynccontextmanager
 async def lanes_of(policy: str, count: int) -> AsyncIterator[list[Lane]]:
-    """That many gateways with that policy, each with its own upstream; all are stopped at the end."""
+    """That many gateways with that policy, each with its own upstream; stopped at the end."""
     file = "plain" if policy == "check-command" else policy
     async with contextlib.AsyncExitStack() as stack:
         made = []

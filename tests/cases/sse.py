@@ -1,8 +1,7 @@
 """Server-sent events by the book (the HTML standard's rules), for the player only.
 
-Written apart from the gateway's own parser on purpose: a judge that shares the accused's code agrees
-with it.
-"""
+Written apart from the gateway's own parser on purpose: a judge that shares the accused's code
+agrees with it."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def _insertion(body: bytes, at: int, kind: str) -> int:
 
 
 def only_added(body: bytes, upstream: bytes, kind: str) -> str:
-    """Why `body` is not upstream's bytes plus insertions of that kind at event boundaries; "" if it is."""
+    """Why `body` is not upstream's bytes plus such insertions at event boundaries; "" if it is."""
     if kind == "nothing":
         return "" if body == upstream else difference(body, upstream)
     at = taken = 0

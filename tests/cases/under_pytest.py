@@ -1,9 +1,8 @@
-"""Fault cases as tests: all variants that a session needs are played at once, each test reports one.
+"""Fault cases as tests: what a session needs is played at once, each test reports one.
 
-Some variants wait for seconds on purpose. Played one by one they would take many minutes; played side
-by side in one run they take about as long as the longest. So a fixture plays everything that was
-collected, and a test only looks up its own outcome.
-"""
+Some variants wait for seconds on purpose. Played one by one they would take many minutes; played
+side by side in one run they take about as long as the longest. So a fixture plays everything that
+was collected, and a test only looks up its own outcome."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """The scripted upstream (FORM.md §3): answers byte by byte and records what it was sent.
 
-One listener per port. A request finds its script by the model it names, so that variants with models
-of their own can be played side by side; what names no model belongs to the one script that is played
-alone. Each request's record says when the gateway closed the connection while the answer was running:
-the transport tells end of file at once, a write error would come too late.
-"""
+One listener per port. A request finds its script by the model it names, so that variants with
+models of their own can be played side by side; what names no model belongs to the one script that
+is played alone. Each request's record says when the gateway closed the connection while the answer
+was running: the transport tells end of file at once, a write error would come too late."""
 
 from __future__ import annotations
 
@@ -239,7 +238,7 @@ class Upstream:
         await asyncio.gather(*script.running, return_exceptions=True)
 
     def script_of(self, seen: Seen) -> Script | None:
-        """Whose request this is: the longest model named in the body, else the script played alone."""
+        """Whose request this is: by the model named in the body, else the script played alone."""
         match = _MODEL.search(seen.body)
         model = match[1].decode("utf-8", "replace") if match else ""
         fitting = [
@@ -378,7 +377,7 @@ class _Link(asyncio.Protocol):
             body = (
                 b'{"error":{"message":"nothing is scripted for this request","type":"not_found"}}'
             )
-            head = b"HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            head = b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n"
             await self._write(head % len(body) + body)
             seen.answered_at = time.monotonic()
             return True

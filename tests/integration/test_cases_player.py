@@ -1,8 +1,8 @@
-"""The player itself: its form refuses what it does not know, and it tells a broken gateway from none.
+"""The player itself: its form refuses what it does not know, and its judge can fail.
 
 A judge that cannot fail proves nothing, so the control program of the load tests, a pass-through
-without any governance, is played too: what bytes alone decide must pass, what a gateway owes must fail.
-"""
+without any governance, is played too: what bytes alone decide must pass, what a gateway owes must
+fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault cases that concern pure codecs: each stream of the cases at every cut, each reset format.
+"""The fault cases of pure codecs: each stream of the cases at every cut, each reset format.
 
 The bytes come from `tests/cases`, read once while collecting; the tests touch nothing. The judge of
 the events is the player's own parser, written apart from the gateway's.
@@ -83,7 +83,7 @@ CODEC = [variant for variant in VARIANTS if "codec" in variant.expect]
 
 @pytest.mark.parametrize("variant", CODEC, ids=lambda variant: variant.name)
 def test_the_joined_data_are_what_the_case_says(variant: form.Variant) -> None:
-    writes = [w for name, w in STREAMS if name.startswith(f"{variant.name}/")][0]
+    writes = next(w for name, w in STREAMS if name.startswith(f"{variant.name}/"))
     seen = [data for _, data in _events(writes)]
     expected = variant.expect["codec"]
     assert len(seen) == len(expected)
