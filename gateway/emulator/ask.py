@@ -253,7 +253,7 @@ class PromptCache:
         self._seen: OrderedDict[tuple[str, str, bytes], Micros] = OrderedDict()
 
     def look(self, now: Micros, key: str, ask: Ask) -> Counted:
-        """The prompt's input by class; what it leaves in the cache is remembered.
+        """The prompt's input by class, as an admitted call would find it.
 
         Without marks the longest prefix of at least 1,024 tokens is read in steps of 128 (OpenAI).
         With marks (Messages) only prefixes up to the last mark are written or read.
@@ -265,11 +265,17 @@ class PromptCache:
         if prompt.tokens < CACHE_LEAST:
             return Counted(input=prompt.tokens)
         read = self._longest(now, key, ask, len(prompt.prefixes) - 1) // 128 * 128
-        for index in range(len(prompt.prefixes)):
-            self._remember(now, key, ask, index)
         # The last token is always read anew: a wholly cached prompt leaves something to compute.
         read = min(read, prompt.tokens - 1)
         return Counted(input=prompt.tokens - read, cache_read=read)
+
+    def remember(self, now: Micros, key: str, ask: Ask) -> None:
+        """An admitted call leaves its prefixes behind."""
+        prompt = ask.prompt
+        if prompt.tokens < CACHE_LEAST:
+            return
+        for index in prompt.breakpoints if ask.explicit_cache else range(len(prompt.prefixes)):
+            self._remember(now, key, ask, index)
 
     def _marked(self, now: Micros, key: str, ask: Ask) -> Counted:
         prompt = ask.prompt
@@ -280,8 +286,6 @@ class PromptCache:
         if through < CACHE_LEAST:
             return Counted(input=prompt.tokens)
         read = self._longest(now, key, ask, last)
-        for index in prompt.breakpoints:
-            self._remember(now, key, ask, index)
         return Counted(input=prompt.tokens - through, cache_read=read, cache_write=through - read)
 
     def _longest(self, now: Micros, key: str, ask: Ask, last: int) -> Tokens:

@@ -445,8 +445,8 @@ def _message(choice: Choice) -> dict[str, Any]:
 def chat_frames(ask: Ask, answer: Answer, usage: bytes | None) -> Iterator[Frame]:
     """The stream. `usage` is the field's JSON, or None where the client did not ask for it."""
     head = (
-        b'data: {"id":"chatcmpl-' + answer.id.encode() + b'","object":"chat.completion.chunk","created":'
-        + str(answer.created).encode() + b',"model":' + orjson.dumps(ask.model)
+        b'data: {"id":"chatcmpl-' + answer.id.encode() + b'","object":"chat.completion.chunk"'
+        + b',"created":' + str(answer.created).encode() + b',"model":' + orjson.dumps(ask.model)
         + b',"service_tier":"default","system_fingerprint":"fp_' + answer.id[:10].encode()
         + b'","choices":['
     )  # fmt: skip

@@ -35,13 +35,7 @@ def parse_messages(body: Mapping[str, Any], prompt: Prompt, *, counting: bool = 
     if not model:
         raise _bad("model", "String should have at least 1 character")
     cap = None if counting and "max_tokens" not in body else _cap(body)
-    messages = body.get("messages")
-    if messages is None:
-        raise _bad("messages", "Field required")
-    if not isinstance(messages, list):
-        raise _bad("messages", "Input should be a valid list")
-    if not messages:
-        raise _bad("messages", "at least one message is required")
+    messages = _list(body, "messages")
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise _bad("stream", "Input should be a valid boolean")
@@ -69,6 +63,17 @@ def parse_messages(body: Mapping[str, Any], prompt: Prompt, *, counting: bool = 
         after_tool=after_tool, stops=_stops(body.get("stop_sequences")),
         thinking=_thinking(body.get("thinking"), cap), explicit_cache=True, body=body,
     )  # fmt: skip
+
+
+def _list(body: Mapping[str, Any], name: str) -> list[Any]:
+    value = body.get(name)
+    if value is None:
+        raise _bad(name, "Field required")
+    if not isinstance(value, list):
+        raise _bad(name, "Input should be a valid list")
+    if not value:
+        raise _bad(name, "at least one message is required")
+    return value
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:
@@ -182,12 +187,8 @@ def _block(block: Mapping[str, Any], where: str, prompt: Prompt) -> str:
                 raise _bad(f"{where}.text.text", "Field required")
             prompt.text(text)
             return text
-        case "image" | "document" as kind:
-            source = block.get("source")
-            if not isinstance(source, Mapping):
-                raise _bad(f"{where}.{kind}.source", "Field required")
-            payload = source.get("data") or source.get("url") or source.get("file_id") or ""
-            prompt.media(str(payload), _IMAGE if kind == "image" else _DOCUMENT)
+        case "image" | "document":
+            _media(block, where, prompt)
         case "tool_use":
             if not isinstance(block.get("name"), str):
                 raise _bad(f"{where}.tool_use.name", "Field required")
@@ -204,6 +205,14 @@ def _block(block: Mapping[str, Any], where: str, prompt: Prompt) -> str:
         case _:
             prompt.json({key: value for key, value in block.items() if key != "cache_control"})
     return ""
+
+
+def _media(block: Mapping[str, Any], where: str, prompt: Prompt) -> None:
+    source = block.get("source")
+    if not isinstance(source, Mapping):
+        raise _bad(f"{where}.{block['type']}.source", "Field required")
+    payload = source.get("data") or source.get("url") or source.get("file_id") or ""
+    prompt.media(str(payload), _IMAGE if block["type"] == "image" else _DOCUMENT)
 
 
 def _result(content: object, where: str, prompt: Prompt) -> None:
@@ -354,7 +363,7 @@ def _with_usage(raw: bytes, usage: bytes | None, closing: bytes) -> bytes:
 
 
 def messages_frames(
-    ask: Ask, answer: Answer, first: bytes | None, last: bytes | None
+    ask: Ask, answer: Answer, last: bytes | None, first: bytes | None
 ) -> Iterator[Frame]:
     """The stream: `first` is the usage of `message_start`, `last` that of `message_delta`."""
     choice = answer.choices[0]

@@ -10,7 +10,15 @@ import orjson
 
 from gateway.emulator.ask import Answer, Ask, Choice, Counted, Prompt, Rejected, Tool, ToolCall
 from gateway.emulator.chat import (
-    Frame, decimal, flag, model_of, nonempty, required, schema_of, whole, wrong_type,
+    Frame,
+    decimal,
+    flag,
+    model_of,
+    nonempty,
+    required,
+    schema_of,
+    whole,
+    wrong_type,
 )  # fmt: skip
 from gateway.emulator.text import as_json
 

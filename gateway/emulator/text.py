@@ -46,9 +46,9 @@ _NOUNS = _words(
     "process structure context layer path measure"
 )
 _VERBS = _words(
-    "keeps follows supports carries explains describes changes requires returns holds reaches shows "
-    "builds protects measures connects includes replaces reduces improves considers counts opens "
-    "moves answers leads needs gives finds makes takes adds uses"
+    "keeps follows supports carries explains describes changes requires returns holds reaches "
+    "shows builds protects measures connects includes replaces reduces improves considers counts "
+    "opens moves answers leads needs gives finds makes takes adds uses"
 )
 _LINKS = _words("and but because while although when so where since before after until")
 _TAILS = _words("again today slowly together quickly often later instead already carefully well")
