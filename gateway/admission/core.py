@@ -44,6 +44,7 @@ from gateway.admission.values import (
     Shed,
     Verdict,
     never_fits,
+    requests_only,
     same_meters,
     translate,
 )  # fmt: skip
@@ -257,7 +258,7 @@ class PoolCore:
         refused = done.outcome is Outcome.QUOTA or done.outcome is Outcome.RAMP
         actual = done.actual
         if actual is None:
-            actual = self._requests_only(grant.cost) if refused else grant.cost
+            actual = requests_only(self.spec, grant.cost) if refused else grant.cost
         elif grant.shape is not self.spec.dimensions:
             actual = translate(actual, grant.shape, self.spec.dimensions, grant.cost)
         if actual != grant.cost:
@@ -267,13 +268,6 @@ class PoolCore:
         elif self.spec.concurrency:
             held = self.now - grant.at
             self._hold += ((held - self._hold) >> HOLD_SHIFT) if self._hold else held
-
-    def _requests_only(self, cost: tuple[int, ...]) -> tuple[int, ...]:
-        """What a refused request cost where the provider counts it."""
-        return tuple(
-            units if dim.name == "requests" else 0
-            for dim, units in zip(self.spec.dimensions, cost, strict=True)
-        )
 
     def _recharge(self, grant: Grant, actual: tuple[int, ...]) -> None:
         """Meter and fairness hold what was really used."""
@@ -344,7 +338,7 @@ class PoolCore:
     ) -> None:
         """Every ask has its verdict or waits, in lane order: unsorted, lane 3 would pass lane 1."""
         if len(acquires) > 1:
-            acquires = sorted(acquires, key=_lane_of)
+            acquires = sorted(acquires, key=lambda ask: ask.lane)
         room, held, waiting = self.spec.max_grants, self.leases.held, self.line.waiting
         for ask in acquires:
             if ask.rid in held or ask.rid in waiting:
@@ -368,7 +362,7 @@ class PoolCore:
         limit = spec.concurrency
         if (
             not lane
-            or ask.place_key is not None
+            or ask.place_key in self.line.places
             or ask.tag is not None
             or spec.mode is not Mode.ENFORCE
             or (limit and len(self.leases.held) >= limit)
@@ -457,18 +451,18 @@ class PoolCore:
     def _tag(self, ask: Ask, lane: int) -> tuple[int, bool]:
         """The tag, and whether its span is still counted against the tenant.
 
-        A tag without a key is a requeue of ours: its settlement gave the span back. With a key it
-        is a ticket: it holds only while the place is kept, so that a ticket works once.
+        A kept place comes first. A tag of ours is a requeue: its settlement gave the span back. A
+        ticket whose place is no longer kept was used, or has expired: a new place.
         """
-        if ask.place_key is not None:
-            place = self.line.take_place(ask.place_key, lane)
-            if place is not None and place.lane == lane:
+        line = self.line
+        place = line.take_place(ask.place_key, lane) if ask.place_key is not None else None
+        if place is not None:
+            if place.lane == lane:
                 return place.tag, True
-            if place is not None:
-                self.line.rebook(place.lane, place.tenant, -place.step)
-        elif ask.tag is not None and lane == ask.lane:
+            line.rebook(place.lane, place.tenant, -place.step)
+        elif ask.tag is not None and lane == ask.lane and not ask.ticket:
             return ask.tag, False
-        return self.line.start(lane, ask.tenant, self.meter.now), False
+        return line.start(lane, ask.tenant, self.meter.now), False
 
     def _pass(self, ask: Ask, spoken: tuple[Dimension, ...]) -> Admit:
         """Shadow and off: granted whatever the meter says; shadow counts what would have waited."""
@@ -601,7 +595,3 @@ class PoolCore:
         self.advance(now)
         change_rules(self, spec)
         self._chores_at = 0
-
-
-def _lane_of(ask: Ask) -> int:
-    return ask.lane

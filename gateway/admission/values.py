@@ -100,6 +100,8 @@ class Ask:
         cost: Micro-units per dimension, in the order of the spec.
         tag: The tag of an earlier place (requeue, ticket), or None.
         place_key: Key of a kept place, or None.
+        ticket: `tag` came from a ticket that the caller sent: it holds only while the place of
+            `place_key` is kept, so that a ticket works once. A tag of ours is trusted.
     """
 
     rid: str
@@ -110,6 +112,7 @@ class Ask:
     cost: tuple[int, ...]
     tag: int | None = None
     place_key: str | None = None
+    ticket: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,3 +276,11 @@ def never_fits(spec: PoolSpec, ask: Ask, index: int, ceiling: int) -> Never:
     """The refusal of a cost above its ceiling in that dimension."""
     dim, cost = spec.dimensions[index], ask.cost[index]
     return Never(rid=ask.rid, dimension=dim.name, cost=cost, ceiling=ceiling, because=dim.because)
+
+
+def requests_only(spec: PoolSpec, cost: tuple[int, ...]) -> tuple[int, ...]:
+    """What a refused call cost where the provider counts refused requests."""
+    return tuple(
+        units if dim.name == "requests" else 0
+        for dim, units in zip(spec.dimensions, cost, strict=True)
+    )

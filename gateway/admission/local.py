@@ -1,0 +1,371 @@
+"""LocalStore: the pool core in this process, the embedded default (`admission.md` §5).
+
+One alarm per pool, armed at the core's wake and only while somebody waits: an idle pool costs
+nothing, a waiting one does not poll. Settlements, cancellations and verdicts take effect at once,
+in the caller's own step; only waiting needs the loop.
+
+A wait is a future with two additions. Cancelling it withdraws the ask *synchronously*, so a caller
+that left holds no place when the loop goes on. And cancelling it after the grant has come but
+before its task has run again gives the grant back in full: in that gap the task dies with the grant
+in its hands, and nobody else knows of it.
+
+Pools are bounded: each new one looks at a few old ones and forgets those that are quiet, so any
+number of keys in turn leaves memory flat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from gateway.admission.core import Admit, Adopt, Caller, PoolCore, Settle, Shed
+from gateway.admission.store import DimensionView, LaneView, PoolView
+from gateway.admission.values import LANES
+from gateway.units import MICRO, MINUTE, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from gateway.admission.core import Ask, Dimension, Outcome, PoolSpec, Reply, Verdict
+    from gateway.clock import Clock, Timer
+    from gateway.units import Micros
+
+logger = logging.getLogger("tidegate.admission")
+
+GATEWAY = "local"
+"""The only gateway of an embedded pool."""
+
+MAX_POOLS = 100_000
+"""Pools alive at most; beyond it a call that needs a new one is refused."""
+
+LOOKED_AT = 4
+"""Old pools looked at for each new one; more than one, so that quiet pools go faster than they
+come."""
+
+SLACK: Micros = 1_000
+"""An alarm armed this near to the wanted instant stays: a saturated pool would otherwise re-arm it
+for every arrival."""
+
+RESTART: Micros = 2 * MICRO
+"""What waiters are told when the process stops: come back when another one listens."""
+
+
+class Wait(asyncio.Future["Verdict"]):
+    """A verdict to come. Cancel it to withdraw, before and after it has come; see the module."""
+
+    __slots__ = ("_pool", "_store", "_taken", "_withdrawn", "ask", "timer")
+
+    def __init__(
+        self, store: LocalStore, pool: _Pool, ask: Ask, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(loop=loop)
+        self.ask = ask
+        self.timer: Timer | None = None
+        self._store = store
+        self._pool = pool
+        self._taken = False
+        self._withdrawn = False
+
+    def cancel(self, msg: object | None = None) -> bool:
+        """The ask is withdrawn, or the grant that nobody took yet is given back."""
+        if super().cancel(msg):
+            self._store.withdraw(self._pool, self)
+            return True
+        if not self._taken and not self._withdrawn and not self.cancelled():
+            self._withdrawn = True
+            if isinstance(super().result(), Admit):
+                self._store.withdraw(self._pool, self)
+        return False
+
+    def result(self) -> Verdict:
+        """The verdict; from now on the grant is the caller's to settle or cancel.
+
+        Raises:
+            CancelledError: Cancelled, or given back before it was taken.
+        """
+        if self._withdrawn:
+            raise asyncio.CancelledError
+        verdict = super().result()
+        self._taken = True
+        return verdict
+
+    def __await__(self) -> Generator[Any, None, Verdict]:
+        """The verdict. The base class would fetch it without asking `result`."""
+        if not self.done():
+            yield from super().__await__()
+        return self.result()
+
+    __iter__ = __await__
+
+
+class _Pool:
+    """One core with its waits and its alarm."""
+
+    __slots__ = ("caller", "conflict", "core", "timer", "waits")
+
+    def __init__(self, core: PoolCore) -> None:
+        self.core = core
+        self.caller = Caller(GATEWAY)
+        self.conflict = False
+        self.timer: Timer | None = None
+        self.waits: dict[str, Wait] = {}
+
+
+class LocalStore:
+    """`PoolStore` over cores in this process. Used from one thread, the loop's."""
+
+    def __init__(self, clock: Clock, *, max_pools: int = MAX_POOLS, cold: bool = False) -> None:
+        """A store without pools.
+
+        Args:
+            clock: The pools' clock and alarms.
+            max_pools: Pools alive at most.
+            cold: Pools that queue start as if their window were full, for processes that restart
+                under load: a mirror that forgot its last minute would be refused by the provider.
+        """
+        self._clock = clock
+        self._max_pools = max_pools
+        self._cold = cold
+        self._pools: OrderedDict[str, _Pool] = OrderedDict()
+        self._closed = False
+
+    # --- the protocol
+
+    def acquire(self, spec: PoolSpec, ask: Ask) -> Verdict | asyncio.Future[Verdict]:
+        """A verdict at once where the pool can say so, else a future of it; see `PoolStore`."""
+        pool = self._pools.get(spec.name)
+        if pool is None or self._closed:
+            if self._closed:
+                return Shed(rid=ask.rid, eta=RESTART, tag=0, because=spec.because)
+            if spec.mode is Mode.OFF:
+                return Admit(rid=ask.rid, meter=(0,) * len(spec.dimensions), tag=0)
+            pool = self._open(spec)
+            if pool is None:
+                return Shed(rid=ask.rid, eta=MINUTE, tag=0, because=spec.because, full=True)
+        now = self._clock.now()
+        shape = None if spec is pool.core.spec else self._follow(pool, spec, now)
+        reply = pool.core.tick(now, pool.caller, acquires=(ask,), shape=shape)
+        verdict = None
+        for event in reply.events:
+            if event.rid == ask.rid:
+                verdict = event
+        if verdict is not None and not pool.waits and reply.mail_seq == pool.caller.mail_ack:
+            return verdict  # nearly every call: nobody waits, nothing to arm or to tell
+        self._after(pool, reply)
+        if verdict is not None:
+            return verdict
+        wait = pool.waits.get(ask.rid)
+        if wait is None:
+            wait = self._wait(pool, ask)
+        return wait
+
+    def settle(
+        self,
+        pool: str,
+        rid: str,
+        *,
+        outcome: Outcome,
+        actual: tuple[int, ...] | None,
+        retry_after: Micros = 0,
+    ) -> None:
+        """The attempt is over; unknown or repeated ids change nothing."""
+        held = self._pools.get(pool)
+        if held is None:
+            return
+        done = Settle(rid, outcome, actual, retry_after)
+        now = self._clock.now()
+        if held.core.line.waiting:
+            self._after(held, held.core.tick(now, held.caller, settles=(done,)))
+        else:
+            held.core.settle(now, done)
+
+    def cancel(self, pool: str, rid: str) -> None:
+        """The ask is withdrawn; if granted and never sent, everything is given back."""
+        held = self._pools.get(pool)
+        if held is None:
+            return
+        wait = held.waits.get(rid)
+        if wait is not None:
+            wait.cancel()
+            return
+        reply = held.core.tick(self._clock.now(), held.caller, cancels=(rid,))
+        self._after(held, reply)
+
+    def renew(self, pool: str, rid: str) -> None:
+        """The lease of a grant in flight starts anew."""
+        held = self._pools.get(pool)
+        if held is not None:
+            reply = held.core.tick(self._clock.now(), held.caller, adopts=(Adopt(rid),))
+            self._after(held, reply)
+
+    def signal(self, pool: str, foreign: tuple[int, ...]) -> None:
+        """Others use at least this much; ignored where the pool has got other dimensions since."""
+        held = self._pools.get(pool)
+        if held is not None and len(foreign) == len(held.core.spec.dimensions):
+            reply = held.core.tick(self._clock.now(), held.caller, signals=(foreign,))
+            self._after(held, reply)
+
+    def view(self, pool: str) -> PoolView | None:
+        """A look at one pool as of now, or None if it is not alive."""
+        held = self._pools.get(pool)
+        if held is None:
+            return None
+        core = held.core
+        core.advance(self._clock.now())
+        return _view(core)
+
+    def pools(self) -> tuple[str, ...]:
+        """Names of all pools alive."""
+        return tuple(self._pools)
+
+    def waiting(self) -> int:
+        """Calls waiting in all pools."""
+        return sum(len(pool.waits) for pool in self._pools.values())
+
+    async def close(self) -> None:
+        """Waiters get a soft `Shed`; timers are gone. Settlements are still taken."""
+        self._closed = True
+        for pool in self._pools.values():
+            if pool.timer is not None:
+                pool.timer.cancel()
+                pool.timer = None
+            waits = list(pool.waits.values())
+            pool.core.tick(self._clock.now(), pool.caller, cancels=[wait.ask.rid for wait in waits])
+            because = pool.core.spec.because
+            for wait in waits:
+                self._answer(pool, Shed(rid=wait.ask.rid, eta=RESTART, tag=0, because=because))
+
+    # --- pools
+
+    def _open(self, spec: PoolSpec) -> _Pool | None:
+        """A new pool; None if there are too many that still hold something."""
+        now = self._clock.now()
+        for _ in range(LOOKED_AT):
+            self._forget_first(now)
+        if len(self._pools) >= self._max_pools:
+            return None
+        pool = _Pool(PoolCore(spec, now, cold=self._cold and spec.queue))
+        self._pools[spec.name] = pool
+        return pool
+
+    def _forget_first(self, now: Micros) -> None:
+        """The first pool is forgotten if it is quiet, else looked at again after all others."""
+        name = next(iter(self._pools), None)
+        if name is None:
+            return
+        pool = self._pools[name]
+        if not pool.waits:
+            pool.core.advance(now)
+            if pool.core.blank:
+                del self._pools[name]
+                return
+        self._pools.move_to_end(name)
+
+    def _follow(self, pool: _Pool, spec: PoolSpec, now: Micros) -> tuple[Dimension, ...] | None:
+        """A higher revision replaces the rules; returns the caller's order of dimensions."""
+        core = pool.core
+        if spec.revision > core.spec.revision:
+            core.reconfigure(now, spec)
+            return None
+        if spec.revision == core.spec.revision:
+            if spec == core.spec:
+                core.spec = spec  # the next comparison is by identity
+                return None
+            if not pool.conflict:
+                pool.conflict = True
+                logger.error(
+                    "pool_conflict",
+                    extra={"pool": spec.name, "revision": spec.revision, "because": spec.because},
+                )
+        return spec.dimensions
+
+    # --- waiting
+
+    def _wait(self, pool: _Pool, ask: Ask) -> Wait:
+        """A future of the verdict, with its deadline watched."""
+        wait = Wait(self, pool, ask, asyncio.get_running_loop())
+        pool.waits[ask.rid] = wait
+        wait.timer = self._clock.after(ask.deadline_in, lambda: self._overdue(pool, ask.rid))
+        return wait
+
+    def _overdue(self, pool: _Pool, rid: str) -> None:
+        """The deadline passed in line."""
+        if rid in pool.waits:
+            reply = pool.core.tick(self._clock.now(), pool.caller, lates=(rid,))
+            self._after(pool, reply)
+
+    def withdraw(self, pool: _Pool, wait: Wait) -> None:
+        """The wait was cancelled: its ask leaves the pool, or its grant is given back."""
+        rid = wait.ask.rid
+        if pool.waits.get(rid) is wait:
+            self._drop(pool, wait)
+        self._after(pool, pool.core.tick(self._clock.now(), pool.caller, cancels=(rid,)))
+
+    def _drop(self, pool: _Pool, wait: Wait) -> None:
+        """Nobody waits for that verdict any more."""
+        del pool.waits[wait.ask.rid]
+        if wait.timer is not None:
+            wait.timer.cancel()
+
+    def _ring(self, pool: _Pool) -> None:
+        """The alarm: somebody may fit now."""
+        pool.timer = None
+        self._after(pool, pool.core.tick(self._clock.now(), pool.caller))
+
+    def _after(self, pool: _Pool, reply: Reply) -> None:
+        """Verdicts reach their waits; the alarm stands at the next wake."""
+        if reply.mail_seq != pool.caller.mail_ack:
+            pool.caller = Caller(GATEWAY, mail_ack=reply.mail_seq)
+        for event in reply.events:
+            self._answer(pool, event)
+        if self._closed:
+            return
+        timer, wake = pool.timer, reply.wake
+        if timer is not None and timer.live:
+            if wake and abs(timer.at - wake) <= SLACK:
+                return
+            timer.cancel()
+        pool.timer = self._clock.alarm(wake, lambda: self._ring(pool)) if wake else None
+
+    def _answer(self, pool: _Pool, event: Verdict) -> None:
+        """The event's wait has its verdict."""
+        wait = pool.waits.get(event.rid)
+        if wait is not None:
+            self._drop(pool, wait)
+            if not wait.done():
+                wait.set_result(event)
+
+
+def _view(core: PoolCore) -> PoolView:
+    """The pool as status shows it."""
+    meter, line, spec = core.meter, core.line, core.spec
+    used = meter.read()
+    return PoolView(
+        name=spec.name,
+        now=core.now,
+        in_flight=len(core.leases.held),
+        concurrency=spec.concurrency,
+        factor_ppm=meter.factor,
+        blocked_for=max(0, meter.blocked_until - core.now),
+        lanes=tuple(
+            LaneView(waiting=line.count[lane], backlog=line.backlog[lane]) for lane in range(LANES)
+        ),
+        dimensions=tuple(
+            DimensionView(
+                name=dim.name,
+                limit=dim.limit,
+                level=meter.level[i],
+                used=used[i],
+                foreign=meter.foreign[i],
+                because=dim.because,
+                window=dim.window,
+                calendar=dim.calendar,
+                resets_in=meter.resets_in(i),
+            )
+            for i, dim in enumerate(spec.dimensions)
+        ),
+        eta=tuple(core.eta(lane) for lane in range(LANES)),
+        would_have_waited=core.would_have_waited,
+    )
