@@ -583,7 +583,7 @@ MAX_INPUTS = 2_048
 _DIMENSIONS = {"text-embedding-3-large": 3_072}
 # Eight magnitudes with a mean square of 1: each vector then has the length 1 whatever its signs
 # are.
-_MAGNITUDES = (0.2, 0.5, 0.7, 0.9, 1.0, 1.2, 1.3, 1.5160805)
+_MAGNITUDES = (0.2, 0.5, 0.7, 0.9, 1.0, 1.2, 1.3, 2.28**0.5)
 
 
 class Embeddings:

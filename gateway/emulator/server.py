@@ -200,9 +200,14 @@ async def running(
         if not up.done():
             up.set_result(listening)
 
+    failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
         group.create_task(_serve(app, sock, ready, stop))
         try:
             yield Running(app, await up)
+        except Exception as error:  # noqa: BLE001 - raised below, outside the group that would wrap it
+            failure = error
         finally:
             stop.set()
+    if failure is not None:
+        raise failure
