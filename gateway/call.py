@@ -188,6 +188,7 @@ class Call:
         upstream_status, first_byte, credential (dispatch): of the last attempt; `first_byte` is an
             instant.
         usage, end (settle): what it cost in the end, and how it ended.
+        overhead_us (observe): our own part, neither waiting nor upstream.
         notes (everybody): the chain of verdicts.
         extra_headers (everybody): `tidegate-*` headers of the answer.
     """
@@ -195,7 +196,7 @@ class Call:
     __slots__ = (
         "attempt", "body", "client", "coding", "credential", "deadline", "deployment", "dialect",
         "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id",
-        "meters", "method", "model", "notes", "parsed", "path", "peer", "principal", "queue_us", "received",
+        "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer", "principal", "queue_us", "received",
         "reserved", "rungs_left", "sent", "session", "snapshot", "tags", "target", "tier",
         "upload", "upstream_status", "upstream_us", "usage", "usage_injected",
     )  # fmt: skip
@@ -248,6 +249,7 @@ class Call:
         self.credential = ""
         self.upstream_status = 0
         self.upstream_us: Micros = 0
+        self.overhead_us: Micros = 0
         self.usage_injected = False
         self.first_byte: Micros = 0
         self.usage: Usage | None = None

@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     emulate.add_argument("--port", type=int, default=8486, help="0: a free one")
     emulate.add_argument("--seed", type=int, help="answers and pacing repeat for equal seeds")
     emulate.add_argument("--fast", action="store_true", help="no pacing: answers come at once")
+    emulate.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
     emulate.set_defaults(run=run_emulate)
 
     check = commands.add_parser("check", help="check a policy file or folder")
@@ -153,16 +154,23 @@ def run_serve(options: argparse.Namespace) -> None:
 
 def run_emulate(options: argparse.Namespace) -> None:
     """Start the emulator; return when it has stopped."""
-    from gateway.emulator.process import run
+    from gateway.emulator import process
 
+    mapping = None
+    if options.config is not None:
+        from gateway.policy.load import read_mapping
+
+        try:
+            mapping = read_mapping(options.config)
+        except (OSError, ValueError) as error:
+            fail(f"{options.config}: {error}")
+    try:
+        config = process.configured(mapping, seed=options.seed, fast=options.fast)
+    except process.ConfigError as error:
+        fail("\n".join(error.problems))
+        raise
     sys.exit(
-        run(
-            config=options.config,
-            host=options.host,
-            port=options.port,
-            seed=options.seed,
-            fast=options.fast,
-        )
+        process.run(config, host=options.host, port=options.port, with_parent=options.with_parent)
     )
 
 
@@ -171,7 +179,7 @@ def run_check(options: argparse.Namespace) -> None:
     from gateway.policy.check import check
 
     result = check(options.path, read_settings().environment)
-    print(result.as_json() if options.json else result.as_text())
+    sys.stdout.write(result.json() if options.json else result.text())
     sys.exit(0 if result.ok else 1)
 
 

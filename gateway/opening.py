@@ -36,8 +36,9 @@ class Ready:
 
     def __await__(self) -> Generator[None, None, bytes]:
         """The value, at once."""
+        if False:  # makes this a generator that never yields
+            yield
         return self._value
-        yield  # makes this a generator
 
 
 class Relayed:
@@ -117,9 +118,10 @@ async def read_error(first: deque[bytes], rest: AsyncIterator[bytes]) -> bytes:
 def decoded(body: bytes) -> object:
     """An error body as `wire.upstream_refusals.said` reads it: JSON, else the text."""
     try:
-        return orjson.loads(body)
+        parsed: object = orjson.loads(body)
     except orjson.JSONDecodeError:
         return body[:1_000].decode("utf-8", "replace")
+    return parsed
 
 
 async def read_opening(first: deque[bytes], rest: AsyncIterator[bytes]) -> object | None:
@@ -147,8 +149,9 @@ def opening_error(event: Event) -> object | None:
         return None
     if not isinstance(parsed, dict):
         return None
-    if parsed.get("type") == "response.failed" and isinstance(parsed.get("response"), dict):
-        return parsed["response"]
+    response: object = parsed.get("response")
+    if parsed.get("type") == "response.failed" and isinstance(response, dict):
+        return response
     if parsed.get("type") == "error":
         return parsed
     bare = parsed.get("error") and "choices" not in parsed and "type" not in parsed

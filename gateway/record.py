@@ -1,86 +1,76 @@
-"""The end of a call, written once: one JSON line for the log, one record for `explain`.
+"""The end of a call, written once: one JSON line for the log, the same line for `explain`.
 
 No prompt text and no secret comes near: only names, numbers and the chain of verdicts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gateway.units import MICRO
+from gateway.telemetry.decisions import Record
 
 if TYPE_CHECKING:
     from gateway.call import Call
     from gateway.clock import Clock
     from gateway.errors import GatewayError
     from gateway.telemetry.decisions import Decisions
-    from gateway.telemetry.logs import Logs
+    from gateway.telemetry.logs import Log
 
-
-def facts(call: Call, status: int, outcome: str, error: GatewayError | None) -> dict[str, Any]:
-    """What is known of the call, by the names that log and `explain` share."""
-    principal, usage, estimate = call.principal, call.usage, call.estimate
-    out: dict[str, Any] = {
-        "call_id": call.id,
-        "dialect": call.dialect.value,
-        "path": call.path[:200],
-        "status": status,
-        "outcome": outcome,
-        "agent": principal.agent if principal is not None else "",
-        "tenant": principal.tenant if principal is not None else "",
-        "session": call.session,
-        "tier": call.tier.name if call.tier is not None else "",
-        "model": call.fields.model[:100] if call.fields is not None else "",
-        "stream": call.fields is not None and call.fields.stream,
-        "deployment": call.deployment.id if call.deployment is not None else "",
-        "attempts": call.attempt,
-        "upstream_status": call.upstream_status,
-        "queue_us": call.queue_us,
-        "revision": call.snapshot.revision,
-    }
-    if estimate is not None:
-        out["estimated"] = {
-            "input": estimate.input, "output": estimate.output, "cap": estimate.cap,
-            "exact": estimate.exact,
-        }  # fmt: skip
-    if usage is not None:
-        out["usage"] = {
-            "input": usage.input, "output": usage.output, "cache_read": usage.cache_read,
-            "cache_write": usage.cache_write, "estimated": usage.estimated,
-            "microusd": usage.money,
-        }  # fmt: skip
-    if error is not None:
-        out["code"] = error.code
-        out["rule"] = error.because
-        out["error"] = error.message[:500]
-    return out
+LONGEST_NAME = 128
+"""Characters of a caller's own text (path, model) that a line keeps."""
 
 
 class Recorder:
     """Called once at the end of each call."""
 
-    __slots__ = ("_clock", "_decisions", "_logs")
+    __slots__ = ("_clock", "_decisions", "_log")
 
-    def __init__(self, logs: Logs, decisions: Decisions, clock: Clock) -> None:
-        self._logs = logs
+    def __init__(self, log: Log, decisions: Decisions, clock: Clock) -> None:
+        self._log = log
         self._decisions = decisions
         self._clock = clock
 
     def __call__(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> None:
         """Log line and decision record."""
-        record = facts(call, status, outcome, error)
-        record["took_us"] = self._clock.now() - call.received
-        record["received"] = call.received / MICRO
-        record["chain"] = [
-            {
-                "layer": note.layer,
-                "verdict": note.verdict,
-                "because": note.because,
-                "at": note.at,
-                "detail": note.detail,
-            }
-            for note in call.notes
-        ]
-        self._decisions.keep(call.id, record)
+        line = self._record(call, status, outcome, error).line(call.notes, call.usage)
+        self._decisions.add(call.id, line, call.snapshot.places)
         if call.snapshot.logs.access:
-            self._logs.access(record)
+            self._log.write(line)
+
+    def _record(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> Record:
+        principal, deployment, tier = call.principal, call.deployment, call.tier
+        model = call.fields.model[:LONGEST_NAME] if call.fields is not None else ""
+        total = self._clock.now() - call.received
+        return Record(
+            ts=self._log.stamp(),
+            call=call.id,
+            received=call.received,
+            dialect=call.dialect.value,
+            method=call.method,
+            path=call.path[:LONGEST_NAME],
+            status=status,
+            outcome=outcome,
+            end=call.end.value if call.end is not None else "",
+            model=model,
+            served=(deployment.upstream_model or model) if deployment is not None else "",
+            deployment=deployment.id if deployment is not None else "",
+            credential=call.credential,
+            principal=principal.id if principal is not None else "",
+            agent=principal.agent if principal is not None else "",
+            tenant=principal.tenant if principal is not None else "",
+            session=call.session,
+            tier=tier.number if tier is not None else 0,
+            client=call.client.value,
+            peer=call.peer,
+            revision=call.snapshot.revision,
+            attempts=call.attempt,
+            upstream_status=call.upstream_status,
+            code=error.code if error is not None else "",
+            because=error.because if error is not None else "",
+            waited=call.queue_us,
+            overhead=call.overhead_us,
+            first_byte=call.upstream_us,
+            total=total,
+            reserved=call.reserved,
+            cost=call.usage.money if call.usage is not None else 0,
+        )

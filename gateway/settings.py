@@ -87,3 +87,10 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
 def export_vocabulary_dir(folder: Path) -> None:
     """Let tiktoken look here and nowhere else; call before it is first used."""
     os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
+
+
+def default_policy() -> Path:
+    """The shipped default: in the checkout, else inside the installed package."""
+    here = Path(__file__).resolve().parent
+    checkout = here.parent / "policies" / "default.yaml"
+    return checkout if checkout.exists() else here / "_policies" / "default.yaml"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gateway.admin import AdminView
+from gateway.telemetry.metrics import Page
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gateway.edge import Edge
+    from gateway.machine import Machine
     from gateway.admission.store import PoolStore, PoolView
     from gateway.layers.trip import Breakers
     from gateway.policy.watch import PolicyWatch
@@ -93,11 +97,54 @@ def models_status(snapshot: Snapshot) -> list[str]:
     return [*snapshot.models, *(pattern.pattern for pattern in snapshot.patterns)][:MOST_POOLS]
 
 
-def chain(snapshot: Snapshot, notes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Notes with the file and line of each rule, for `explain`."""
-    out = []
-    for note in notes:
-        place = snapshot.place(str(note.get("because", "")))
-        where = f"{place.file}:{place.line}" if place is not None else ""
-        out.append({**note, "place": where})
-    return out
+class View:
+    """What the admin listener asks, answered from the machine."""
+
+    def __init__(self, *, machine: Machine, edge: Edge, version: str) -> None:
+        self._machine = machine
+        self._edge = edge
+        self._version = version
+        self._since = machine.clock.now()
+        self._page = Page(machine.metrics, machine.clock, machine.refresh)
+
+    def admin(self) -> AdminView:
+        """For `admin.admin`."""
+        return AdminView(
+            status=self.status,
+            ready=self.ready,
+            metrics=self._page,
+            explain=self.explain,
+            reload=self.reload,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """The whole state."""
+        machine = self._machine
+        now = machine.clock.now()
+        snapshot = machine.watch.current
+        return {
+            "version": self._version,
+            "uptime_us": now - self._since,
+            "draining": self._edge.draining,
+            "in_flight": self._edge.in_flight,
+            "waiting": self._edge.waiting,
+            "tokenizer_exact": machine.loaded and not machine.counter.warnings,
+            "policy": policy_status(machine.watch),
+            "models": models_status(snapshot),
+            "pools": pools_status(machine.store),
+            "breakers": breakers_status(machine.breakers, now),
+            "not_ready": self.ready(),
+        }
+
+    def ready(self) -> list[str]:
+        """What readiness misses."""
+        return ["draining"] if self._edge.draining else self._machine.lacking()
+
+    def explain(self, call_id: str) -> dict[str, Any] | None:
+        """The record of a call, with file and line of each rule."""
+        return self._machine.decisions.explain(call_id)
+
+    async def reload(self) -> str:
+        """Load the policy anew; the errors, "" on success."""
+        watch = self._machine.watch
+        return "" if await watch.reload() else watch.status.last_error

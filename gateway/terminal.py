@@ -173,17 +173,19 @@ def breaker_lines(breakers: Iterable[dict[str, Any]]) -> list[str]:
 
 def explain_lines(value: dict[str, Any]) -> list[str]:
     """The page of `tidegate explain`."""
-    lines = [f"call {value.get('call_id', '?')}"]
-    facts = ("agent", "tenant", "tier", "model", "deployment", "dialect", "status", "outcome")
-    lines += [f"  {name:<11}{value[name]}" for name in facts if value.get(name) not in (None, "")]
+    lines = [f"call {value.get('call', '?')}  {value.get('ts', '')}"]
+    facts = (
+        "agent", "tenant", "tier", "model", "served", "deployment", "dialect", "status", "outcome",
+        "end", "code", "attempts", "waited_ms", "overhead_ms", "first_byte_ms", "total_ms",
+        "reserved", "usage", "cost",
+    )  # fmt: skip
+    lines += [f"  {name:<14}{value[name]}" for name in facts if value.get(name) not in (None, "")]
     lines.append("")
-    start = None
-    for note in value.get("chain", []):
-        at = note.get("at", 0)
-        start = at if start is None and at else start
-        offset = f"+{span(max(0, at - (start or at)))}" if at else ""
-        text = f"  {offset:>9}  {note['layer']:<10}{note['verdict']:<10}{note.get('detail', '')}"
-        place = note.get("place")
-        where = f"  [{note['because']}" + (f" {place}" if place else "") + "]"
-        lines.append(text.rstrip() + (where if note.get("because") else ""))
+    for note in value.get("notes", []):
+        text = f"  {note.get('at_ms', 0):>10.1f} ms  {note['layer']:<10}{note['verdict']:<10}"
+        text += note.get("detail", "")
+        if note.get("because"):
+            where = f" {note['file']}:{note['line']}" if note.get("file") else ""
+            text = f"{text.rstrip()}  [{note['because']}{where}]"
+        lines.append(text.rstrip())
     return lines

@@ -31,7 +31,7 @@ def configured(
     if seed is not None:
         config = replace(config, seed=seed)
     if fast:
-        config = replace(config, pacing=Pacing(ttft=0, tokens_per_second=0))
+        config = replace(config, pacing=Pacing())
     return config
 
 
@@ -51,26 +51,23 @@ async def _main(config: EmulatorConfig, host: str, port: int, *, with_parent: bo
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    if with_parent:
-        # A closed pipe on standard input means that the parent is gone, however it went.
-        reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
-        await loop.connect_read_pipe(lambda: protocol, sys.stdin)
 
     def ready(listening: int) -> None:
         sys.stdout.write(f"{READY}http://{host}:{listening}\n")
         sys.stdout.flush()
 
     async with asyncio.TaskGroup() as group:
-        if with_parent:
-            group.create_task(_until_end(reader, stop))
+        watcher = group.create_task(_parent_gone(stop)) if with_parent else None
         await serve(config, host=host, port=port, ready=ready, stop=stop)
-        stop.set()
-        if with_parent:
-            reader.feed_eof()
+        if watcher is not None:
+            watcher.cancel()
 
 
-async def _until_end(reader: asyncio.StreamReader, stop: asyncio.Event) -> None:
+async def _parent_gone(stop: asyncio.Event) -> None:
+    """Set `stop` at the end of standard input: the parent is gone, however it went."""
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     while await reader.read(4096):
         pass
     stop.set()

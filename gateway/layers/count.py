@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.call import Bytes, Call, End, Reply, Usage
+from gateway.clock import Expiry
 from gateway.errors import NoSuchRoute, UpstreamFault
 from gateway.wire.codec import CODECS
 
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gateway.call import Service
+    from gateway.clock import Clock
     from gateway.snapshot import Deployment
     from gateway.tokens import Counter
+    from gateway.units import Micros
 
 MAX_RELAYS = 64
+PATIENCE: Micros = 10_000_000
+"""A relay that takes longer is answered here."""
 
 
 class CountTokens:
@@ -33,11 +38,16 @@ class CountTokens:
         relaying: Relays in flight.
     """
 
-    __slots__ = ("_counter", "_decode", "_dispatch", "relaying")
+    __slots__ = ("_clock", "_counter", "_decode", "_dispatch", "relaying")
 
     def __init__(
-        self, dispatch: Service, counter: Counter, decode: Callable[[Call], Mapping[str, Any]]
+        self,
+        dispatch: Service,
+        counter: Counter,
+        decode: Callable[[Call], Mapping[str, Any]],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._dispatch = dispatch
         self._counter = counter
         self._decode = decode
@@ -67,8 +77,9 @@ class CountTokens:
         """The upstream's answer; None where it has none to give."""
         self.relaying += 1
         try:
-            reply = await self._dispatch(call)
-        except UpstreamFault:
+            with Expiry(self._clock, PATIENCE):
+                reply = await self._dispatch(call)
+        except (UpstreamFault, TimeoutError):
             return None
         finally:
             self.relaying -= 1

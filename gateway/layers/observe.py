@@ -103,6 +103,7 @@ class Observing:
         """The head is known: name its facts."""
         now = self._clock.now()
         overhead = max(0, now - call.received - call.queue_us - call.upstream_us)
+        call.overhead_us = overhead
         self._metrics.overhead(overhead)
         if call.reserved:
             self._metrics.reserved(_model(call), call.reserved)

@@ -1,0 +1,207 @@
+"""The parts of a running gateway, made once, wired, and closed together.
+
+`app.py` owns the process (signals, sockets, order of start and stop); this file owns what a call
+passes through. Nothing here decides about a call.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from gateway import bodies
+from gateway.admission.estimate import Learned
+from gateway.admission.local import LocalStore
+from gateway.admission.places import Tickets
+from gateway.identity import Identities, JwksSource, derive, process_secret
+from gateway.layers.admit import Admission
+from gateway.layers.count import CountTokens
+from gateway.layers.dispatch import Credentials, Dispatch
+from gateway.layers.estimate import Estimating
+from gateway.layers.models import Models
+from gateway.layers.observe import Observing
+from gateway.layers.retry import Retrying
+from gateway.layers.settle import Settling, unpacked
+from gateway.layers.trip import Breakers
+from gateway.pipeline import Parts
+from gateway.record import Recorder
+from gateway.resilience.budget import RetryBudget
+from gateway.steering import OwnLimits, Steering
+from gateway.telemetry.decisions import Decisions
+from gateway.tokens import Counter, Vocabulary
+from gateway.upstream import AiohttpTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.call import Call
+    from gateway.clock import LoopClock
+    from gateway.policy.watch import PolicyWatch
+    from gateway.resilience.breaker import Breaker
+    from gateway.settings import Settings
+    from gateway.snapshot import Snapshot
+    from gateway.telemetry.logs import Log, Redactor
+    from gateway.telemetry.metrics import Metrics
+    from gateway.units import Rng
+
+
+def decoded(call: Call) -> Mapping[str, Any]:
+    """The call's body once more, after the parsed copy was dropped."""
+    return bodies.decode(unpacked(call.coding, call.body))
+
+
+def encodings(snapshot: Snapshot) -> tuple[str, ...]:
+    """Every encoding that a deployment of this policy counts with."""
+    found = {
+        deployment.encoding
+        for model in snapshot.models.values()
+        for deployment in model.deployments
+    }
+    return tuple(sorted(found | {"o200k_base"}))
+
+
+def secrets_of(snapshot: Snapshot) -> list[str]:
+    """Every secret that this policy holds, for the log's redaction by value."""
+    found: list[str] = []
+    for provider in snapshot.providers.values():
+        found += [one.secret.reveal() for one in provider.credentials]
+        found += [value.reveal() for _, value in provider.extra_headers]
+        if provider.query is not None:
+            found.append(provider.query.reveal())
+    return found
+
+
+class Machine:
+    """Everything a call passes through. An asynchronous context: closed when it ends.
+
+    Attributes:
+        parts: What the pipeline is stacked from.
+        store, transport, counter, breakers, decisions, identities: For status and readiness.
+    """
+
+    def __init__(  # noqa: PLR0913 - what the process owns, each once
+        self,
+        settings: Settings,
+        clock: LoopClock,
+        rng: Rng,
+        metrics: Metrics,
+        log: Log,
+        redact: Redactor,
+        watch: PolicyWatch,
+    ) -> None:
+        self._redact = redact
+        redact.replace(secrets_of(watch.current))
+        self.clock = clock
+        self.metrics = metrics
+        self.log = log
+        self.watch = watch
+        self.store = LocalStore(clock)
+        self.transport = AiohttpTransport()
+        self.counter = Counter(Vocabulary(settings.vocabulary_dir).open, clock=clock)
+        self.decisions = Decisions(redact)
+        self.sources = JwksSource()
+        self.identities = Identities(clock=clock, fetch=self.sources)
+        self.breakers = Breakers(on_change=self._breaker_changed)
+        self.credentials = Credentials(clock, rng)
+        self.loaded = False
+        secret = process_secret(settings.state_dir, settings.secret_file, secrets.token_bytes)
+        self.parts = self._wire(rng, Tickets(derive(secret, "place")))
+        watch.on_swap.append(self._swapped)
+        watch.on_refused.append(self._refused)
+        metrics.policy(watch.current.revision)
+        metrics.mode("embedded")
+
+    def _wire(self, rng: Rng, tickets: Tickets) -> Parts:
+        clock, metrics = self.clock, self.metrics
+        estimating = Estimating(
+            self.counter, Learned(), decode=decoded, on_estimated=metrics.input_estimated
+        )
+        dispatch = Dispatch(
+            self.transport,
+            clock,
+            self.credentials,
+            decode=unpacked,
+            on_status=metrics.answered,
+            on_head=Steering(self.store, clock).head,
+        )
+        return Parts(
+            clock=clock,
+            rng=rng,
+            identities=self.identities,
+            estimating=estimating,
+            admission=Admission(
+                self.store,
+                clock,
+                tickets=tickets,
+                on_wait=metrics.waited,
+                on_shed=metrics.shed,
+            ),
+            breakers=self.breakers,
+            retrying=Retrying(
+                clock=clock,
+                rng=rng,
+                budget=RetryBudget(self.watch.current.backoff, now=clock.now()),
+                spares=self.credentials,
+                on_retry=metrics.retried,
+            ),
+            settling=Settling(learn=estimating.learn, on_malformed=metrics.malformed_events),
+            dispatch=dispatch,
+            observing=Observing(
+                clock=clock,
+                metrics=metrics,
+                own_limits=OwnLimits(self.store),
+                on_end=Recorder(self.log, self.decisions, clock),
+            ),
+            models=Models(),
+            count_tokens=CountTokens(dispatch, self.counter, decoded, clock),
+        )
+
+    async def __aenter__(self) -> Machine:
+        """Ready to be used inside its loop."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is left: waiters shed, connections closed, threads ended."""
+        await self.store.close()
+        await self.transport.close()
+        await self.sources.close()
+        self.counter.close()
+
+    async def preload(self) -> None:
+        """The tokenizers that the policy needs are loaded, or their absence is said."""
+        snapshot = self.watch.current
+        for warning in await self.counter.preload(encodings(snapshot)):
+            self.log.warning("tokenizer_estimates", what=warning)
+        for encoding in encodings(snapshot):
+            self.metrics.tokenizer(encoding, exact=self.counter.exact(encoding))
+        self.loaded = True
+
+    def lacking(self) -> list[str]:
+        """What readiness misses; empty when ready."""
+        missing = [] if self.loaded else ["the tokenizer is still loading"]
+        snapshot = self.watch.current
+        if snapshot.tokenizer == "required" and self.loaded:
+            missing += [f"tokenizer: {warning}" for warning in self.counter.warnings]
+        faults = self.identities.key_set_faults(snapshot)
+        return missing + [f"key set of {name}: {why}" for name, why in faults.items()]
+
+    def refresh(self) -> None:
+        """Set the gauges that mirror other parts."""
+        views = (self.store.view(name) for name in self.store.pools())
+        self.metrics.pools(view for view in views if view is not None)
+        timers = self.clock.alarms_armed + (1 if len(self.clock.deadlines) else 0)
+        self.metrics.process(timers=timers, connections=sum(self.transport.in_flight().values()))
+
+    def _breaker_changed(self, scope: str, breaker: Breaker) -> None:
+        self.metrics.breaker_changed(scope, breaker.state.value)
+        self.log.event("breaker", scope=scope, state=breaker.state.value, reason=breaker.reason)
+
+    def _swapped(self, _old: Snapshot, new: Snapshot) -> None:
+        self._redact.replace(secrets_of(new))
+        self.credentials.health.clear()
+        self.metrics.policy(new.revision)
+        self.log.info("policy_loaded", revision=new.revision, digest=new.digest)
+
+    def _refused(self, problems: str) -> None:
+        self.metrics.policy_refused()
+        self.log.error("policy_refused", problems=problems)
