@@ -32,6 +32,9 @@ SETTLE = 4.0
 GRACE = 0.15
 """What must not happen gets this long to happen."""
 
+AFTERMATH = 0.1
+"""The gateway gets this long to notice that pooled connections have died."""
+
 SDK_LONGEST_WAIT = 3.0
 RETRYABLE = frozenset({408, 409, 429})
 
@@ -104,9 +107,17 @@ class Outcome:
 # --- what may run beside what -------------------------------------------------------------------
 
 
+def kills_idle_connections(variant: Variant) -> bool:
+    """Its upstream ends connections that the gateway may have pooled: noise for any other variant."""
+    answers = [answer for upstream in variant.upstreams for answer in upstream["answers"]]
+    return any(answer.get("end") == "close" or "reuse" in answer for answer in answers)
+
+
 def shareable(variant: Variant) -> bool:
     """Its requests find their script by model, and nothing it expects is shared with others."""
     expect = variant.expect
+    if kills_idle_connections(variant):
+        return False
     if any(judge.speaks_of(expect, word) for word in ("accounting", "log")):
         return False
     if any("hook" in one for one in variant.calls) or any(u["refuse"] for u in variant.upstreams):
@@ -348,6 +359,8 @@ async def play(variant: Variant, lane: Lane, *, alone: bool) -> Outcome:
     finally:
         for number in refused:
             await lane.upstream.accept(number)
+        if kills_idle_connections(variant) or refused:
+            await asyncio.sleep(AFTERMATH)
     return Outcome(variant=variant, problems=tuple(problems), seconds=time.monotonic() - began)
 
 

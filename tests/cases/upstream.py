@@ -276,7 +276,7 @@ class _Link(asyncio.Protocol):
         self._writable.set()
         self._task: asyncio.Task[None] | None = None
         self._count = 0
-        self.reuse: str | None = None
+        self.reuse: tuple[Script, str] | None = None  # what a second request of that script meets
         self.gone_at: float | None = None
 
     # --- transport ---
@@ -382,10 +382,10 @@ class _Link(asyncio.Protocol):
             seen.answered_at = time.monotonic()
             return True
         seen.counted = True
-        if self.reuse is not None:
-            self.end(rst=self.reuse == "reset")
+        if self.reuse is not None and self.reuse[0] is script:
+            self.end(rst=self.reuse[1] == "reset")
             return False
-        self.reuse = answer.get("reuse")
+        self.reuse = (script, answer["reuse"]) if "reuse" in answer else None
         self._upstream.fresh += 1
         names = script.answer_names(seen, self._upstream.fresh)
         task = asyncio.create_task(self._play(answer, seen, script, names.fill))
