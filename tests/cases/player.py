@@ -108,7 +108,7 @@ class Outcome:
 
 
 def kills_idle_connections(variant: Variant) -> bool:
-    """Its upstream ends connections that the gateway may have pooled: noise for any other variant."""
+    """Its upstream ends connections that may be pooled: noise for any other variant."""
     answers = [answer for upstream in variant.upstreams for answer in upstream["answers"]]
     return any(answer.get("end") == "close" or "reuse" in answer for answer in answers)
 
