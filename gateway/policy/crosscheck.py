@@ -46,7 +46,7 @@ def _process(rules: file.PolicyFile, report: Report) -> None:
     for name, provider in rules.providers.items():
         deadlines = provider.timeouts
         for part in ("first_byte", "idle", "connect"):
-            if getattr(deadlines, part) > deadlines.total:
+            if part in deadlines.model_fields_set and getattr(deadlines, part) > deadlines.total:
                 report.error(
                     ("providers", name, "timeouts", part), "can never pass: total is shorter"
                 )

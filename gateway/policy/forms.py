@@ -155,6 +155,16 @@ def stored(text: str) -> str:
     return text
 
 
+def claim(text: str) -> str:
+    """A pattern that a claim must fit."""
+    if not text or len(text) > 256 or "[" in text:
+        raise Unreadable(
+            f"{quantity.shown(text)} is no pattern",
+            allowed="1 to 256 characters with * (any text) and ? (one character), no [",
+        )
+    return text
+
+
 def secret(value: object) -> Secret:
     """A secret, wrapped before validation."""
     if not isinstance(value, Secret):

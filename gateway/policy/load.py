@@ -68,6 +68,10 @@ class Policy:
     warnings: tuple[PolicyProblem, ...] = ()
 
 
+MAX_PLAIN = 1 << 20
+"""Bytes of a file that is no policy."""
+
+
 def load(
     path: Path,
     *,
@@ -144,9 +148,13 @@ def _validated(raw: dict[str, Any], report: Report) -> PolicyFile | None:
         return PolicyFile.model_validate(raw)
     except ValidationError as wrong:
         records = wrong.errors(include_url=False)
-        schema = Schema(PolicyFile.model_json_schema())
-        report_errors(records, report, schema, failed=set(report.failed))
+        report_errors(records, report, _schema, failed=set(report.failed))
         return None
+
+
+def _schema() -> Schema:
+    """Made only where a key is unknown: it takes longer than all the rest."""
+    return Schema(PolicyFile.model_json_schema())
 
 
 # --- files ---
@@ -199,6 +207,22 @@ def _read_bounded(path: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise ValueError(f"is larger than {limit} bytes")
     return content
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML or JSON file that is no policy, as a mapping: for the emulator's configuration.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no mapping, or not YAML; says where.
+    """
+    try:
+        value = yaml.safe_load(_read_bounded(path, MAX_PLAIN))
+    except yaml.YAMLError as wrong:
+        raise ValueError(f"not YAML: {wrong}") from wrong
+    if not isinstance(value, dict):
+        raise ValueError("must be a mapping")  # noqa: TRY004 - one kind for all that is wrong
+    return value
 
 
 def _read_secret(name: str) -> str:

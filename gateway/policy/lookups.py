@@ -71,7 +71,7 @@ class Check:
         return False
 
     def matching(self, path: Path, patterns: tuple[str, ...], names: Collection[str]) -> None:
-        """Each pattern can match a public model, and none only repeats an earlier one."""
+        """Each pattern matches some public model; a repetition is a warning."""
         for index, pattern in enumerate(patterns):
             where = (*path, index) if (*path, index) in self.report.spots else path
             if not usable((pattern,), names):
@@ -83,7 +83,7 @@ class Check:
                 )
             for earlier in patterns[:index]:
                 if globs.covers(earlier, pattern):
-                    self.report.error(where, f"{pattern!r} is contained in {earlier!r}")
+                    self.report.warn(where, f"{pattern!r} is contained in {earlier!r}")
                     break
 
     def limits(self, path: Path, limits: file.Limits) -> None:

@@ -439,7 +439,7 @@ class AgentToken(Section):
     """Agents that prove themselves by a signed token."""
 
     issuer: Name = Field(description="A name from the section issuers.")
-    match: dict[str, Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+    match: dict[str, Annotated[str, AfterValidator(forms.claim)]] = Field(
         default={}, description="Claims that must fit these patterns, all of them."
     )
 

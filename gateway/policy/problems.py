@@ -72,6 +72,11 @@ class Report:
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(self._made(path, what, allowed, near, at_key=at_key))
 
+    def forget(self, path: Path) -> None:
+        """Problems of exactly this path are taken back: a better one follows."""
+        gone = dotted(path)
+        self.problems = [problem for problem in self.problems if problem.path != gone]
+
     def warn(self, path: Path, what: str, *, allowed: str = "", at_key: bool = True) -> None:
         """One more oddity that does not stop anything."""
         if len(self.warnings) < MAX_PROBLEMS:

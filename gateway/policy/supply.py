@@ -28,11 +28,11 @@ class Supply(Check):
         """Each serves something, with keys that may be used for it."""
         for name, provider in self.rules.providers.items():
             path: Path = ("providers", name)
-            served = {
+            served = [
                 model
                 for model, entry in self.rules.models.items()
                 if any(rung.provider == name for rung in deployments_of(entry))
-            }
+            ]
             passes = provider.passthrough and provider.passthrough_pool
             if not served and not passes:
                 self.report.error(
@@ -53,7 +53,7 @@ class Supply(Check):
                     allowed="count_tokens: relay",
                 )
 
-    def _provider_keys(self, path: Path, provider: file.Provider, served: set[str]) -> None:
+    def _provider_keys(self, path: Path, provider: file.Provider, served: list[str]) -> None:
         seen: set[str] = set()
         for index, key in enumerate(provider.keys):
             where = (*path, "keys", index)
@@ -65,14 +65,16 @@ class Supply(Check):
             self.report.error(
                 (*path, "keys"), "every key is a standby", allowed="a weight above 0 for one"
             )
-        for model in sorted(served):
-            if provider.keys and not any(usable(key.models, (model,)) for key in provider.keys):
-                self.report.error(
-                    (*path, "keys"), f"no key may be used for the model {model!r}", at_key=True
-                )
+        patterns = [pattern for key in provider.keys for pattern in key.models]
+        open_to = usable(patterns, served)
+        locked = [model for model in served if provider.keys and model not in open_to]
+        if locked:
+            self.report.error(
+                (*path, "keys"), f"no key may be used for {', '.join(locked[:10])}", at_key=True
+            )
 
-    def pools_of(self, path: Path, names: tuple[str, ...], provider: str) -> None:
-        """Each pool exists and is a quota of this provider."""
+    def pools_of(self, path: Path, names: tuple[str, ...], provider: str | None) -> None:
+        """Each pool exists and is a quota of this provider, where that is known."""
         for name in names:
             if name == PER_MODEL:
                 if len(names) > 1:
@@ -81,7 +83,7 @@ class Supply(Check):
             if not self.known(path, name, self.rules.pools, "pool"):
                 continue
             owner = self.rules.pools[name].provider
-            if owner != provider:
+            if provider is not None and owner != provider:
                 self.report.error(
                     path,
                     f"the pool {name!r} is a quota of the provider {owner!r}",
@@ -160,8 +162,8 @@ class Supply(Check):
                     )
 
     def _deployment(self, path: Path, rung: file.Deployment) -> None:
-        if self.known((*path, "provider"), rung.provider, self.rules.providers, "provider"):
-            self.pools_of((*path, "pool"), rung.pool, rung.provider)
+        known = self.known((*path, "provider"), rung.provider, self.rules.providers, "provider")
+        self.pools_of((*path, "pool"), rung.pool, rung.provider if known else None)
         accounts = {
             repr(self.rules.pools[pool].accounting)
             for pool in rung.pool
@@ -190,9 +192,7 @@ class Supply(Check):
         self._cycles()
 
     def _rung(self, path: Path, name: str, rung: str) -> None:
-        if globs.is_pattern(rung) or not self.known(path, rung, self.rules.models, "model"):
-            if globs.is_pattern(rung):
-                self.report.error(path, "a rung is one model", allowed="a concrete name")
+        if not self.known(path, rung, self.rules.models, "model"):
             return
         asked = dialects_of(self.rules, self.rules.models[name].provider)
         if not any(

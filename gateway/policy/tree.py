@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 24
 """Levels of nesting; the deepest rule of ours is 6."""
 
-MAX_NODES = 100_000
+MAX_NODES = 50_000
 """Values after all aliases are followed: nine lines of aliases can stand for 10**9 (a bomb)."""
 
 MAX_SECRET = 65_536
@@ -241,7 +241,9 @@ class Converter:
             self._report.error(
                 path,
                 f"{text!r} is a boolean to some readers of YAML and a word to others",
-                allowed="true or false, or the word in quotes",
+                allowed="enforce, shadow, off"
+                if path and path[-1] == "mode"
+                else "true or false, or the word in quotes",
             )
             return None
         if _ODD_NUMBER.fullmatch(text):

@@ -15,7 +15,7 @@ from gateway.policy.problems import clean
 from gateway.policy.quantity import Unreadable, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from gateway.policy.problems import Path, Report
 
@@ -76,20 +76,28 @@ class Schema:
 
 
 def report_errors(
-    records: Iterable[Mapping[str, Any]], report: Report, schema: Schema, *, failed: set[Path]
+    records: Iterable[Mapping[str, Any]],
+    report: Report,
+    schema: Callable[[], Schema],
+    *,
+    failed: set[Path],
 ) -> None:
     """Each record is one problem, unless its place has been reported already."""
+    known: Schema | None = None
     for record in records:
         path: Path = tuple(record["loc"])
         at_key = bool(path) and path[-1] == "[key]"
         path = path[:-1] if at_key else path
-        if not any(path[: len(known)] == known for known in failed):
-            _one(record, path, report, schema, at_key=at_key)
+        if record["type"] == "extra_forbidden":
+            # That the key does not exist says more than what is wrong with its value.
+            report.forget(path)
+            known = known or schema()
+            _unknown_key(path, report, known)
+        elif not any(path[: len(above)] == above for above in failed):
+            _one(record, path, report, at_key=at_key)
 
 
-def _one(
-    record: Mapping[str, Any], path: Path, report: Report, schema: Schema, *, at_key: bool
-) -> None:
+def _one(record: Mapping[str, Any], path: Path, report: Report, *, at_key: bool) -> None:
     kind: str = record["type"]
     context: Mapping[str, Any] = record.get("ctx", {})
     quiet = tree.fits(path, tree.QUIET, inside=True)
@@ -97,11 +105,11 @@ def _one(
     if isinstance(wrong, Unreadable):
         value = record.get("input")
         near = (value, wrong.options) if isinstance(value, str) and not quiet else None
-        report.error(path, wrong.what, allowed=wrong.allowed, near=near, at_key=at_key)
-    elif kind == "extra_forbidden":
-        _unknown_key(path, report, schema, quiet=quiet)
+        hidden = quiet and shown(value) in wrong.what
+        what = "is not valid here" if hidden else wrong.what
+        report.error(path, what, allowed=wrong.allowed, near=near, at_key=at_key)
     elif kind == "missing":
-        report.error(path, "is missing", allowed="it has no default", at_key=True)
+        report.error(path, "is required and missing", at_key=True)
     elif kind == "literal_error":
         _unknown_word(record, path, report, quiet=quiet, at_key=at_key)
     elif kind in _EXPECTED:
@@ -110,7 +118,8 @@ def _one(
         report.error(path, _limit(kind, context), at_key=at_key)
 
 
-def _unknown_key(path: Path, report: Report, schema: Schema, *, quiet: bool) -> None:
+def _unknown_key(path: Path, report: Report, schema: Schema) -> None:
+    quiet = tree.fits(path, tree.QUIET, inside=True)
     key = str(path[-1])
     known = schema.keys(path[:-1])
     if quiet and not _HARMLESS_KEY.fullmatch(key):
