@@ -1,6 +1,7 @@
 """Composition root: settings and policy -> stores, clients, pipeline -> two listeners.
 
-Start order: state folder and keys, the emulator if the policy wants it, policy, parts, sockets, ready.
+Start order: state folder and keys, the emulator if the policy wants it, policy, parts, sockets,
+ready.
 Stop order: refuse new calls, let waiting ones go with a soft refusal, let streams finish up to the
 drain limit, close listeners, clients, log. Nothing here decides about a call.
 """
@@ -55,12 +56,16 @@ def serve(chosen: Settings) -> int:
         serving.raise_file_limit()
         settings.export_vocabulary_dir(chosen.vocabulary_dir)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Gateway(chosen).run())
+            return runner.run(_main(chosen))
     except PolicyError as error:
         sys.stderr.write(f"{error}\ntidegate: the policy above was refused; nothing was started.\n")
     except (serving.PortBusy, OSError, ValueError) as error:
         sys.stderr.write(f"tidegate: {error}\n")
     return 1
+
+
+async def _main(chosen: Settings) -> int:
+    return await Gateway(chosen).run()
 
 
 def mentions(path: Path, variable: str) -> bool:
@@ -95,7 +100,7 @@ class Gateway:
     def __init__(self, chosen: Settings) -> None:
         self._settings = chosen
         self._path = chosen.policy or settings.default_policy()
-        self._clock = LoopClock()
+        self._clock = LoopClock(precise=True)
         self._stop = asyncio.Event()
         self._rng = Random(secrets.randbits(64))  # noqa: S311 - jitter and ids
         self._metrics = Metrics(version=__version__)
@@ -142,7 +147,13 @@ class Gateway:
             serving.bind(*where[1], what="admin listener", variable="TIDEGATE_ADMIN_PORT"),
         ]
         machine = Machine(
-            self._settings, clock, self._rng, self._metrics, self._log, self._redact, watch
+            settings=self._settings,
+            clock=clock,
+            rng=self._rng,
+            metrics=self._metrics,
+            log=self._log,
+            redact=self._redact,
+            watch=watch,
         )
         async with machine, asyncio.TaskGroup() as tasks:
             edge = Edge(

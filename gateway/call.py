@@ -173,7 +173,8 @@ class Call:
     Attributes, with their writer:
         id, dialect, family, client, method, path, target, headers, body, coding, snapshot,
             received, peer (edge): `target` is path and query exactly as sent; `headers` are the
-            client's; `body` is the raw body as sent, b"" while `upload` streams one; `coding` its encoding.
+            client's; `body` is the raw body as sent, b"" while `upload` streams one; `coding` its
+            encoding.
         parsed (edge; dropped by admit before a wait): decoded JSON, or None.
         fields (edge): what policy needs of the body; None on routes that are not parsed.
         principal, session, tier, deadline (identify): `deadline` is an instant of `clock.now()`.
@@ -196,9 +197,10 @@ class Call:
     __slots__ = (
         "attempt", "body", "client", "coding", "credential", "deadline", "deployment", "dialect",
         "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id",
-        "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer", "principal", "queue_us", "received",
-        "reserved", "rungs_left", "sent", "session", "snapshot", "tags", "target", "tier",
-        "upload", "upstream_status", "upstream_us", "usage", "usage_injected",
+        "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer",
+        "principal", "queue_us", "received", "reserved", "rungs_left", "sent", "session",
+        "snapshot", "tags", "target", "tier", "upload", "upstream_status", "upstream_us",
+        "usage", "usage_injected",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - the edge states every fact of the request once

@@ -5,8 +5,8 @@ construction, then driven by the loop's monotonic clock, so that calendars and w
 axis and a stepping wall clock moves neither. `wall()` is the true wall clock, for logs and dates.
 
 Two kinds of timers exist. `deadlines` is a heap with a granularity of 50 ms behind ONE loop timer:
-it serves every deadline and keep-alive of every call (`performance.md` §8.4). `alarm` is precise, one
-per pool, for admission. Nothing else in the gateway may call `call_later` or `call_at`.
+it serves every deadline and keep-alive of every call (`performance.md` §8.4). `alarm` is precise,
+one per pool, for admission. Nothing else in the gateway may call `call_later` or `call_at`.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Deadlines:
 class Expiry:
     """`with Expiry(clock, delay):` raises TimeoutError where the block awaits longer than `delay`.
 
-    The reason is recorded before the task is cancelled, so that a deadline never looks like a client
-    hanging up. Coarse, like everything on `Deadlines`. Must be used inside a task.
+    The reason is recorded before the task is cancelled, so that a deadline never looks like a
+    client hanging up. Coarse, like everything on `Deadlines`. Must be used inside a task.
     """
 
     __slots__ = ("_clock", "_delay", "_fired", "_task", "_timer")
@@ -178,17 +178,29 @@ class Expiry:
 
 
 class LoopClock:
-    """The clock of a running event loop."""
+    """The clock of a running event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    Args:
+        loop: The running one by default.
+        precise: Read the system's monotonic clock. uvloop's own `time()` is a millisecond coarse
+        and
+            stands still within one turn of the loop, which would hide what a call costs; a loop in
+            virtual time has no other clock than its own.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop | None = None, *, precise: bool = False
+    ) -> None:
         self._loop = loop or asyncio.get_running_loop()
-        self._anchor = round(time.time() * MICRO) - round(self._loop.time() * MICRO)
+        self._precise = precise
+        self._ticks = time.monotonic if precise else self._loop.time
+        self._anchor = round(time.time() * MICRO) - round(self._ticks() * MICRO)
         self.deadlines = Deadlines(self._loop, self.now)
         self.alarms_armed = 0
 
     def now(self) -> Micros:
         """Monotonic microseconds on the epoch's axis."""
-        return self._anchor + int(self._loop.time() * MICRO)
+        return self._anchor + int(self._ticks() * MICRO)
 
     def wall(self) -> float:
         """Wall-clock seconds since the epoch."""
@@ -205,7 +217,11 @@ class LoopClock:
     def alarm(self, at: Micros, callback: Callable[[], None]) -> Timer:
         """A precise timer of its own."""
         timer = _Alarm(self, at, callback)
-        timer.handle = self._loop.call_later(max(0, at - self.now()) / MICRO, timer.fire)
+        delay = max(0, at - self.now())
+        if self._precise:
+            # uvloop rounds to milliseconds; rounded down, the alarm would come early and again.
+            delay = -(-delay // 1_000) * 1_000
+        timer.handle = self._loop.call_later(delay / MICRO, timer.fire)
         self.alarms_armed += 1
         return timer
 

@@ -81,6 +81,7 @@ class Machine:
 
     def __init__(  # noqa: PLR0913 - what the process owns, each once
         self,
+        *,
         settings: Settings,
         clock: LoopClock,
         rng: Rng,
@@ -116,26 +117,23 @@ class Machine:
         estimating = Estimating(
             self.counter, Learned(), decode=decoded, on_estimated=metrics.input_estimated
         )
+        admission = Admission(
+            self.store, clock, tickets=tickets, on_wait=metrics.waited, on_shed=metrics.shed
+        )
         dispatch = Dispatch(
             self.transport,
             clock,
             self.credentials,
             decode=unpacked,
             on_status=metrics.answered,
-            on_head=Steering(self.store, clock).head,
+            on_head=Steering(self.store, clock, admission.producing).head,
         )
         return Parts(
             clock=clock,
             rng=rng,
             identities=self.identities,
             estimating=estimating,
-            admission=Admission(
-                self.store,
-                clock,
-                tickets=tickets,
-                on_wait=metrics.waited,
-                on_shed=metrics.shed,
-            ),
+            admission=admission,
             breakers=self.breakers,
             retrying=Retrying(
                 clock=clock,
@@ -194,7 +192,7 @@ class Machine:
 
     def _breaker_changed(self, scope: str, breaker: Breaker) -> None:
         self.metrics.breaker_changed(scope, breaker.state.value)
-        self.log.event("breaker", scope=scope, state=breaker.state.value, reason=breaker.reason)
+        self.log.warning("breaker", scope=scope, state=breaker.state.value, reason=breaker.reason)
 
     def _swapped(self, _old: Snapshot, new: Snapshot) -> None:
         self._redact.replace(secrets_of(new))

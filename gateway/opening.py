@@ -35,9 +35,8 @@ class Ready:
         self._value = value
 
     def __await__(self) -> Generator[None, None, bytes]:
-        """The value, at once."""
-        if False:  # makes this a generator that never yields
-            yield
+        """The value, at once: a generator that yields nothing."""
+        yield from ()
         return self._value
 
 

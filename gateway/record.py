@@ -32,10 +32,11 @@ class Recorder:
 
     def __call__(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> None:
         """Log line and decision record."""
-        line = self._record(call, status, outcome, error).line(call.notes, call.usage)
+        record = self._record(call, status, outcome, error)
+        line = record.line()
         self._decisions.add(call.id, line, call.snapshot.places)
         if call.snapshot.logs.access:
-            self._log.write(line)
+            self._log.write(line, plain=record.plain)
 
     def _record(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> Record:
         principal, deployment, tier = call.principal, call.deployment, call.tier
@@ -67,10 +68,12 @@ class Recorder:
             upstream_status=call.upstream_status,
             code=error.code if error is not None else "",
             because=error.because if error is not None else "",
-            waited=call.queue_us,
-            overhead=call.overhead_us,
-            first_byte=call.upstream_us,
-            total=total,
+            waited_us=call.queue_us,
+            overhead_us=call.overhead_us,
+            first_byte_us=call.upstream_us,
+            total_us=total,
             reserved=call.reserved,
+            usage=call.usage,
             cost=call.usage.money if call.usage is not None else 0,
+            notes=call.notes,
         )

@@ -88,6 +88,23 @@ def listener(app: Any, *, http: Any = "httptools") -> Listener:  # noqa: ANN401 
     )
 
 
+def announce(host: str, port: int, *, key: str, model: str) -> str:
+    """The lines that `make run` prints once ready: ready to be pasted into a shell."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - only shown
+    base = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    message = '[{"role":"user","content":"Say hello."}]'
+    body = f'{{"model":"{model}","messages":{message}}}'
+    lines = [
+        f"export OPENAI_BASE_URL={base}/v1",
+        f"export OPENAI_API_KEY={key}",
+        f"export ANTHROPIC_BASE_URL={base}",
+        f"export ANTHROPIC_API_KEY={key}",
+        f"curl -sS {base}/v1/chat/completions -H 'authorization: Bearer {key}' "
+        f"-H 'content-type: application/json' -d '{body}'",
+    ]
+    return "\n".join(lines)
+
+
 def raise_file_limit() -> int:
     """The soft limit of open files raised as far as allowed; returns it. A stream takes two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

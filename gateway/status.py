@@ -9,12 +9,10 @@ from gateway.telemetry.metrics import Page
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gateway.edge import Edge
-    from gateway.machine import Machine
     from gateway.admission.store import PoolStore, PoolView
+    from gateway.edge import Edge
     from gateway.layers.trip import Breakers
+    from gateway.machine import Machine
     from gateway.policy.watch import PolicyWatch
     from gateway.snapshot import Snapshot
     from gateway.units import Micros

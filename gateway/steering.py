@@ -1,37 +1,50 @@
 """What response headers say of the quota, turned to our meter; what our meter says, to headers.
 
-In: at the response *head* the provider's `remaining` is compared with our own meter at the grant; what
-it shows beyond ours is used by others and is signalled to the pool (`admission.md` §6). Out: the
-caller's own limits as they stand, for the rate-limit headers its SDK knows.
+In: at the response *head* the provider's `remaining` is compared with our own meter at the grant;
+what it shows beyond ours is used by others and is signalled to the pool (`admission.md` §6). Out:
+the caller's own limits as they stand, for the rate-limit headers its SDK knows.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.admission import drift
-from gateway.units import MICRO
+from gateway.admission.drift import Reading, foreign_use
+from gateway.admission.profiles import Profile
+from gateway.units import MICRO, MINUTE
 from gateway.wire import ratelimit_headers
 from gateway.wire.ratelimit_headers import OwnLimit
 
 if TYPE_CHECKING:
-    from gateway.admission.core import PoolSpec
+    from collections.abc import Mapping
+
     from gateway.admission.store import PoolStore
     from gateway.call import Call, HeaderList
     from gateway.clock import Clock
+    from gateway.units import Tokens
     from gateway.wire.ratelimit_headers import UpstreamLimits
 
 SHOWN = frozenset({"requests", "tokens", "input", "output"})
 
 
+PERIODS = {"second": MICRO, "minute": MINUTE, "hour": 60 * MINUTE, "day": 1_440 * MINUTE}
+"""Windows that header names state; the families that name none mean a minute."""
+
+
 class Steering:
-    """Corrects pools by response headers."""
+    """Corrects pools by response headers.
 
-    __slots__ = ("_clock", "_store")
+    Attributes:
+        producing: Output tokens expected of the calls in flight, by pool: what a realtime meter has
+            charged only in part.
+    """
 
-    def __init__(self, store: PoolStore, clock: Clock) -> None:
+    __slots__ = ("_clock", "_store", "producing")
+
+    def __init__(self, store: PoolStore, clock: Clock, producing: Mapping[str, Tokens]) -> None:
         self._store = store
         self._clock = clock
+        self.producing = producing
 
     def head(self, call: Call, headers: HeaderList) -> None:
         """The head of an answer arrived; never fails a paid answer."""
@@ -41,27 +54,30 @@ class Steering:
         if not any(b"ratelimit" in name for name, _ in headers):
             return
         limits = ratelimit_headers.limits_in(headers, now=round(self._clock.wall() * MICRO))
+        said = readings(limits)
+        realtime = deployment.accounting.profile is Profile.REALTIME
         for spec in deployment.pools:
             meter = call.meters.get(spec.name)
-            if meter is not None and spec.dimensions:
-                self._correct(spec, meter, limits)
+            if meter is None or not spec.dimensions:
+                continue
+            streaming = self.producing.get(spec.name, 0) if realtime else 0
+            foreign = foreign_use(spec, meter, said, streaming=streaming)
+            if foreign is not None:
+                self._store.signal(spec.name, foreign)
 
-    def _correct(self, spec: PoolSpec, meter: tuple[int, ...], limits: UpstreamLimits) -> None:
-        foreign = drift.foreign(spec, meter, stated(spec, limits))
-        if foreign is not None:
-            self._store.signal(spec.name, foreign)
 
-
-def stated(spec: PoolSpec, limits: UpstreamLimits) -> list[tuple[int, int] | None]:
-    """(limit, remaining) per dimension of the pool in whole units, None where nothing is said."""
-    out: list[tuple[int, int] | None] = []
-    for dimension in spec.dimensions:
-        said = limits.of(dimension.name)
-        if said is None or said.limit is None or said.remaining is None:
-            out.append(None)
-        else:
-            out.append((said.limit, said.remaining))
-    return out
+def readings(limits: UpstreamLimits) -> list[Reading]:
+    """What the headers state completely: limit and remaining of one dimension over a window."""
+    return [
+        Reading(
+            name=said.name,
+            limit=said.limit,
+            remaining=said.remaining,
+            window=PERIODS.get(said.period, MINUTE),
+        )
+        for said in limits.dimensions
+        if said.limit is not None and said.remaining is not None
+    ]
 
 
 class OwnLimits:

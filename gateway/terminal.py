@@ -176,13 +176,14 @@ def explain_lines(value: dict[str, Any]) -> list[str]:
     lines = [f"call {value.get('call', '?')}  {value.get('ts', '')}"]
     facts = (
         "agent", "tenant", "tier", "model", "served", "deployment", "dialect", "status", "outcome",
-        "end", "code", "attempts", "waited_ms", "overhead_ms", "first_byte_ms", "total_ms",
+        "end", "code", "attempts", "waited_us", "overhead_us", "first_byte_us", "total_us",
         "reserved", "usage", "cost",
     )  # fmt: skip
     lines += [f"  {name:<14}{value[name]}" for name in facts if value.get(name) not in (None, "")]
     lines.append("")
     for note in value.get("notes", []):
-        text = f"  {note.get('at_ms', 0):>10.1f} ms  {note['layer']:<10}{note['verdict']:<10}"
+        offset = span(max(0, note.get("at", 0) - value.get("received", 0)))
+        text = f"  {'+' + offset:>10}  {note['layer']:<10}{note['verdict']:<10}"
         text += note.get("detail", "")
         if note.get("because"):
             where = f" {note['file']}:{note['line']}" if note.get("file") else ""

@@ -20,7 +20,7 @@ from gateway.admission.profiles import Accounting, Profile, Usage, reserve, sett
 from gateway.admission.store import Outcome, PoolStore
 from gateway.call import Call, End, Kind, Layer, Principal, Reply, Service, VerdictNote
 from gateway.errors import BudgetSpent, DeadlinePassed, GatewayError, NeverFits, QueueFull
-from gateway.units import MICRO, Micros
+from gateway.units import MICRO, Micros, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +32,8 @@ OWN = Accounting(profile=Profile.RESERVE_SETTLE, cached_input_counts=False)
 """How a caller's own limits are charged: up front, corrected to the reported usage at the end."""
 
 DIGESTED = 4096
-"""Bytes of a body's head and tail that name a kept place: resending clients send the same bytes, and
-a collision only costs its own principal a place in line."""
+"""Bytes of a body's head and tail that name a kept place: resending clients send the same bytes,
+and a collision only costs its own principal a place in line."""
 
 REFUSALS = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
 UNIT = {"money": "micro-dollars", "requests": "requests", "tokens": "tokens"}
@@ -48,9 +48,10 @@ class Admission:
         tickets: Keeps places across refusals; None keeps none.
         on_wait: Called with pool, tier and micros waited, for metrics.
         on_shed: Called with the pool of a call that was refused, for metrics.
+        producing: Output tokens expected of the calls in flight, by provider pool.
     """
 
-    __slots__ = ("clock", "on_shed", "on_wait", "store", "tickets")
+    __slots__ = ("clock", "on_shed", "on_wait", "producing", "store", "tickets")
 
     def __init__(
         self,
@@ -66,12 +67,22 @@ class Admission:
         self.tickets = tickets
         self.on_wait = on_wait
         self.on_shed = on_shed
+        self.producing: dict[str, Tokens] = {}
 
 
 class Grants:
     """The permits of one attempt, given back together and exactly once."""
 
-    __slots__ = ("_accounting", "_admission", "_call", "_ended", "_held", "_rid", "_timer")
+    __slots__ = (
+        "_accounting",
+        "_admission",
+        "_call",
+        "_ended",
+        "_held",
+        "_output",
+        "_rid",
+        "_timer",
+    )
 
     def __init__(self, admission: Admission, call: Call, rid: str, accounting: Accounting) -> None:
         self._admission = admission
@@ -80,6 +91,7 @@ class Grants:
         self._accounting = accounting
         self._held: list[tuple[PoolSpec, tuple[int, ...]]] = []
         self._ended = False
+        self._output: Tokens = 0
         self._timer: Timer | None = None
 
     async def take(self, specs: tuple[PoolSpec, ...], estimate: Estimate) -> None:
@@ -226,10 +238,25 @@ class Grants:
             self._admission.store.renew(spec.name, self._rid)
         self._renew_later()
 
+    def produce(self, output: Tokens) -> None:
+        """So many tokens are expected from now until the end."""
+        self._output = output
+        producing = self._admission.producing
+        for spec, _ in self._held:
+            producing[spec.name] = producing.get(spec.name, 0) + output
+
     def _end(self) -> bool:
         if self._ended:
             return False
         self._ended = True
+        if self._output:
+            producing = self._admission.producing
+            for spec, _ in self._held:
+                left = producing.get(spec.name, 0) - self._output
+                if left > 0:
+                    producing[spec.name] = left
+                else:
+                    producing.pop(spec.name, None)
         if self._timer is not None:
             self._timer.cancel()
         return True
@@ -269,6 +296,7 @@ def admit(admission: Admission) -> Layer:
             rid = f"{call.id}.{call.attempt}"
             grants = Grants(admission, call, rid, deployment.accounting)
             await grants.take(deployment.pools, estimate)
+            grants.produce(estimate.output)
             call.reserved = estimate.input + estimate.output
             call.sent = False
             try:

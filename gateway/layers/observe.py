@@ -1,8 +1,8 @@
 """Outermost layer: sees every refusal and every escape, and writes each call's end exactly once.
 
-It names the answer's `tidegate-*` headers, counts what ended and how, and hands the chain of verdicts
-to the log and to `explain`. The one broad `except` of the pipeline stands here: what escapes is counted
-and passed on, never swallowed.
+It names the answer's `tidegate-*` headers, counts what ended and how, and hands the chain of
+verdicts to the log and to `explain`. The one broad `except` of the pipeline stands here: what
+escapes is counted and passed on, never swallowed.
 """
 
 from __future__ import annotations
