@@ -206,6 +206,7 @@ class PoolCore:
             self.seats.stalled(now)
         self.leases.expire(now)
         self.line.expire_places(now)
+        self.line.rest(now)
         self.seats.sweep(now, self._cancel)
         self._chores_at = min(
             self.leases.next_end(now + self.spec.lease), self.line.next_expiry(now), self.seats.due

@@ -149,10 +149,18 @@ class Line:
         """A call with that tag was granted: virtual time is at least there."""
         self.v[lane] = max(self.v[lane], tag)
 
+    def rest(self, now: Micros) -> None:
+        """Lanes that nobody waits in forget the tenants whose past no longer counts."""
+        for lane, finishes in enumerate(self._finish):
+            if finishes is not None and not self.count[lane] and self._top[lane] <= now:
+                self._finish[lane] = None
+                self._sweep_at[lane] = FEWEST_TENANTS
+                self.v[lane] = max(self.v[lane], now)
+
     def tenants(self, lane: int) -> int:
-        """Tenants whose past still counts in that lane, some already swept away excepted."""
-        finishes, virtual = self._finish[lane], self.v[lane]
-        return 0 if finishes is None else sum(at > virtual for at in finishes.values())
+        """Tenants held in that lane's map, some past ones included until they are swept."""
+        finishes = self._finish[lane]
+        return 0 if finishes is None else len(finishes)
 
     def zero_carries(self, span: Micros, now: Micros) -> bool:
         """True, and counted, if lane 0 may carry a call of that span; else it belongs to lane 1.
