@@ -1,0 +1,1 @@
+"""The shared store: the only Redis client. Later work (fleet)."""

@@ -1,0 +1,1 @@
+"""Schemas, approvals, effect ledger. Later work (tool plane)."""

@@ -1,0 +1,1 @@
+"""Validation and readiness of task graphs. Pure. Later work."""

@@ -1,0 +1,1 @@
+"""The idempotency ledger. Later work (tool plane)."""

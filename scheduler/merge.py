@@ -1,0 +1,1 @@
+"""What becomes of overlapping firings: skip, latest, collect. Pure. Later work."""

@@ -1,0 +1,1 @@
+"""Order of compensation. Pure. Later work."""

@@ -1,0 +1,1 @@
+"""The TaskStore protocol. Later work."""

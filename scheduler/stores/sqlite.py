@@ -1,0 +1,1 @@
+"""SQLite behind the TaskStore protocol: one writer thread, group commit. Later work."""

@@ -1,0 +1,1 @@
+"""Units of this room: Micros, Fuel, Tier. Later work."""
