@@ -37,6 +37,9 @@ FARTHEST_WAIT: Micros = 10 * 366 * 24 * 3600 * MICRO
 LONGEST_RETRY: Micros = 60 * MICRO
 """Above it a refusal is hard: openai-js ignores such values, anthropic-py sleeps them."""
 
+MAX_DIMENSIONS = 32
+"""Dimensions read of one response; providers name up to six."""
+
 LONGEST_INFERRED: Micros = 60 * MICRO
 """A wait inferred from exhausted dimensions, where a 429 names none, is at most this long."""
 
@@ -52,6 +55,7 @@ _HEADER = re.compile(
     r"(?:x-ratelimit-(?P<what>limit|remaining|reset)-(?P<dimension>[a-z-]{1,40})"
     r"|anthropic-ratelimit-(?P<dimension2>[a-z-]{1,40})-(?P<what2>limit|remaining|reset))"
 )
+_PREFIXES = (b"x-ratelimit-", b"anthropic-ratelimit-")
 _PERIODS = ("minute", "hour", "day")
 _NAMES = {"input-tokens": "input", "output-tokens": "output"}
 
@@ -226,8 +230,10 @@ def limits_in(headers: HeaderList, *, now: Micros) -> UpstreamLimits:
     found: dict[tuple[str, str], dict[str, int | None]] = {}
     unread = 0
     for raw_name, raw_value in headers:
-        if b"ratelimit-" not in raw_name or len(found) >= 32:
+        if not raw_name.startswith(_PREFIXES):
             continue
+        if len(found) >= MAX_DIMENSIONS:
+            break
         match = _HEADER.fullmatch(_text(raw_name))
         if match is None:
             continue
@@ -271,6 +277,8 @@ def _number(value: str) -> float | None:
 
 
 def _count(value: str) -> int | None:
+    if value.isascii() and value.isdecimal() and len(value) <= 18:
+        return int(value)
     amount = _number(value)
     return None if amount is None else int(amount)
 

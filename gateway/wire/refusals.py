@@ -261,10 +261,7 @@ def _header(words: str) -> bytes:
 
 
 def _row(error: errors.GatewayError) -> _Row:
-    for kind, row in _TABLE:
-        if isinstance(error, kind):
-            return row
-    raise AssertionError("GatewayError stands last in the table")
+    return next(row for kind, row in _TABLE if isinstance(error, kind))  # GatewayError is last
 
 
 def _retry(error: errors.GatewayError) -> tuple[bool, Micros | None]:

@@ -71,20 +71,20 @@ def by_the_book(raw: bytes) -> list[tuple[bytes, bytes, bytes | None]]:
 
 
 @given(STREAM, st.lists(st.integers(0, 10_000), max_size=6))
-@settings(max_examples=400)
+@settings(max_examples=120, deadline=None)
 def test_any_cutting_gives_the_events_of_the_specification(raw: bytes, places: list[int]) -> None:
     events = parsed(raw, cut(raw, places))
     assert [(event.name, event.data, event.id) for event in events] == by_the_book(raw)
 
 
 @given(STREAM)
-@settings(max_examples=200)
+@settings(max_examples=120, deadline=None)
 def test_one_byte_at_a_time_gives_equal_events_sizes_included(raw: bytes) -> None:
     assert parsed(raw, [bytes([byte]) for byte in raw] or [b""]) == parsed(raw)
 
 
 @given(STREAM, st.lists(st.integers(0, 10_000), max_size=6), st.integers(1, 40))
-@settings(max_examples=300)
+@settings(max_examples=120, deadline=None)
 def test_oversized_events_are_the_same_ones_for_every_cutting(
     raw: bytes, places: list[int], limit: int
 ) -> None:
@@ -94,7 +94,7 @@ def test_oversized_events_are_the_same_ones_for_every_cutting(
 
 
 @given(STREAM, st.lists(st.integers(0, 10_000), max_size=6), st.integers(1, 60))
-@settings(max_examples=200)
+@settings(max_examples=120, deadline=None)
 def test_what_is_held_stays_within_the_bound_and_a_chunk(
     raw: bytes, places: list[int], limit: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_what_is_held_stays_within_the_bound_and_a_chunk(
 
 
 @given(STREAM, st.lists(st.integers(0, 10_000), max_size=6))
-@settings(max_examples=200)
+@settings(max_examples=120, deadline=None)
 def test_a_scan_finds_what_a_full_reading_finds(raw: bytes, places: list[int]) -> None:
     scan = sse.Scan(b"a", b"e")
     found = [event for chunk in cut(raw, places) for event in scan.feed(chunk)]
@@ -114,7 +114,7 @@ def test_a_scan_finds_what_a_full_reading_finds(raw: bytes, places: list[int]) -
 
 
 @given(STREAM, st.lists(st.integers(0, 10_000), max_size=6), st.integers(1, 60))
-@settings(max_examples=200)
+@settings(max_examples=120, deadline=None)
 def test_raw_blocks_joined_are_the_stream_byte_for_byte(
     raw: bytes, places: list[int], limit: int
 ) -> None:
@@ -124,7 +124,7 @@ def test_raw_blocks_joined_are_the_stream_byte_for_byte(
 
 
 @given(STREAM)
-@settings(max_examples=200)
+@settings(max_examples=120, deadline=None)
 def test_an_event_inserted_at_a_boundary_is_one_more_event_and_harms_no_other(raw: bytes) -> None:
     parser = sse.Events()
     parser.feed(raw)

@@ -35,7 +35,7 @@ BODY = st.recursive(
 
 
 @given(st.sampled_from(list(CODECS)), st.dictionaries(KEYS, BODY, max_size=8))
-@settings(max_examples=200)
+@settings(max_examples=80, deadline=None)
 def test_a_body_passes_or_is_refused_by_the_name_of_a_place(
     dialect: Dialect, body: dict[str, Any]
 ) -> None:
@@ -52,7 +52,7 @@ def test_a_body_passes_or_is_refused_by_the_name_of_a_place(
 
 
 @given(st.sampled_from(list(CODECS)), st.dictionaries(KEYS, BODY, max_size=8))
-@settings(max_examples=200)
+@settings(max_examples=80, deadline=None)
 def test_the_parts_of_any_body_are_countable_values(dialect: Dialect, body: dict[str, Any]) -> None:
     for part in CODECS[dialect].parts(body):
         assert part.count >= 0
@@ -61,7 +61,7 @@ def test_the_parts_of_any_body_are_countable_values(dialect: Dialect, body: dict
 
 
 @given(st.sampled_from(list(CODECS)), st.dictionaries(KEYS, BODY, max_size=8))
-@settings(max_examples=100)
+@settings(max_examples=80, deadline=None)
 def test_a_body_of_any_shape_taken_for_an_answer_has_usage_or_none(
     dialect: Dialect, body: dict[str, Any]
 ) -> None:
@@ -71,6 +71,7 @@ def test_a_body_of_any_shape_taken_for_an_answer_has_usage_or_none(
 
 
 @given(st.text(alphabet="wordé\\\"' ", max_size=200))
+@settings(max_examples=50, deadline=None)
 def test_a_text_is_counted_once_and_unchanged(text: str) -> None:
     found = [
         part.text

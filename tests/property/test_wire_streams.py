@@ -80,7 +80,7 @@ def test_the_cases_hold_books_of_every_dialect() -> None:
 
 @pytest.mark.parametrize(("dialect", "body", "book"), BOOKED)
 @given(places=st.lists(st.integers(0, 1 << 20), max_size=8))
-@settings(max_examples=25)
+@settings(max_examples=10, deadline=None)
 def test_a_stream_is_charged_as_its_case_says_wherever_it_is_cut(
     dialect: Dialect, body: bytes, book: dict[str, Any], places: list[int]
 ) -> None:
@@ -118,7 +118,7 @@ def test_breaking_off_anywhere_is_never_free_and_never_raises(
     st.sampled_from([case.values[1] for case in BOOKED if case.values[0] is Dialect.CHAT]),
     st.lists(st.integers(0, 1 << 20), max_size=8),
 )
-@settings(max_examples=100)
+@settings(max_examples=80, deadline=None)
 def test_without_our_usage_chunk_a_stream_is_the_same_but_for_that_event(
     body: bytes, places: list[int]
 ) -> None:
@@ -156,7 +156,7 @@ ODD = st.recursive(
     st.sampled_from([d for d, codec in CODECS.items() if codec.reader]),
     st.lists(st.tuples(st.sampled_from([b"", b"error", b"message_stop", b"x"]), ODD), max_size=4),
 )
-@settings(max_examples=300)
+@settings(max_examples=80, deadline=None)
 def test_no_event_of_whatever_shape_makes_a_reader_raise(
     dialect: Dialect, events: list[tuple[bytes, dict[str, Any]]]
 ) -> None:

@@ -134,7 +134,8 @@ def test_a_thinking_budget_of_the_wrong_type_is_named() -> None:
 @pytest.mark.parametrize(
     "odd",
     [["x"], [None], [[1, 2]], [{}], [{"role": "user", "content": None}], [{"content": 3}],
-     [{"content": [{"type": "from_the_future", "x": 1}]}], [{"content": [[["deep"]]]}]],
+     [{"content": [{"type": "from_the_future", "x": 1}]}], [{"content": [[["deep"]]]}],
+     [{"content": [1.5]}]],
 )  # fmt: skip
 @pytest.mark.parametrize("dialect", [Dialect.CHAT, Dialect.MESSAGES])
 def test_odd_messages_pass_and_are_countable(dialect: Dialect, odd: list[Any]) -> None:
@@ -188,6 +189,8 @@ TOOL = {"type": "function", "function": {"name": "f"}}
                                         "output": [{"type": "input_image"}]}]}, "vision"),
         (Dialect.RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "json_schema"),
         (Dialect.RESPONSES, {"reasoning": {"effort": "low"}}, "thinking"),
+        (Dialect.MESSAGES, {"stream": True}, "streaming"),
+        (Dialect.RESPONSES, {"stream": True}, "streaming"),
         (Dialect.COMPLETIONS, {"stream": True}, "streaming"),
         (Dialect.EMBEDDINGS, {"input": [{"content": [URL]}]}, "vision"),
     ],

@@ -172,6 +172,7 @@ def test_files_and_clips_count_by_their_bytes() -> None:
                 "content": [
                     {"type": "file", "file": {"file_data": "data:application/pdf;base64,QUJD"}},
                     {"type": "file", "file": {"file_id": "f"}},
+                    {"type": "refusal", "refusal": "NO"},
                     {"type": "input_audio", "input_audio": {"data": "QUJDQUJD", "format": "wav"}},
                 ]
             }
@@ -179,6 +180,7 @@ def test_files_and_clips_count_by_their_bytes() -> None:
     )
     assert [part.count for part in of(PartKind.FILE, found)] == [3, 0]
     assert [part.count for part in of(PartKind.AUDIO, found)] == [6]
+    assert texts(found) == "NO"
     document = {"type": "document", "source": {"type": "base64", "data": "QUJD"}}
     linked = {"type": "document", "source": {"type": "url", "url": "https://x.test/a.pdf"}}
     found = parts(
@@ -188,11 +190,17 @@ def test_files_and_clips_count_by_their_bytes() -> None:
 
 
 def test_a_payload_in_a_block_of_unknown_type_is_a_file_and_no_text() -> None:
-    block = {"type": "hologram", "cells": PNG * 4, "caption": "CAPTION", "n": [1, 2.5, None]}
+    block = {
+        "type": "hologram",
+        "cells": PNG * 4,
+        "link": "data:x," + "é" * 600,
+        "caption": "CAPTION",
+        "n": [1, 2.5, None],
+    }
     found = parts(Dialect.CHAT, messages=[{"role": "user", "content": [block]}])
     assert "CAPTION" in texts(found)
     assert PNG[:40] not in texts(found)
-    assert [part.count for part in of(PartKind.FILE, found)] == [len(PNG * 4) * 3 // 4]
+    assert [part.count for part in of(PartKind.FILE, found)] == [len(PNG * 4) * 3 // 4, 450]
 
 
 def test_sealed_reasoning_counts_by_its_bytes() -> None:
@@ -246,6 +254,7 @@ def test_blocks_nested_beyond_reason_still_count_as_text() -> None:
         block = {"type": "tool_result", "content": [block]}
     found = parts(Dialect.MESSAGES, messages=[{"content": [block]}])
     assert "BOTTOM" in texts(found)
+    assert content.kinds([block]) == {"tool_result"}
     lists: Any = "BOTTOM"
     for _ in range(3000):
         lists = [lists]

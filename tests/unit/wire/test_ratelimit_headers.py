@@ -136,6 +136,15 @@ def test_the_anthropic_family_is_read_by_dimension() -> None:
     assert read.of("output") == rl.DimensionLimit(name="output", remaining=7)
 
 
+def test_fractions_and_unknown_words_of_the_family_are_no_trouble() -> None:
+    read = limits(
+        x_ratelimit_remaining_tokens="7.9", x_ratelimit_policy="x", x_ratelimit_limit_="1"
+    )
+    assert read == rl.UpstreamLimits(
+        dimensions=(rl.DimensionLimit(name="tokens", remaining=7),), unread=0
+    )
+
+
 def test_periods_named_in_headers_are_kept_apart() -> None:
     read = limits(x_ratelimit_remaining_tokens_minute="1", x_ratelimit_remaining_tokens_day="2")
     minute, day = read.of("tokens", "minute"), read.of("tokens", "day")
@@ -184,8 +193,8 @@ def test_only_exhausted_dimensions_mean_a_wait_and_the_latest_of_them() -> None:
 
 
 def test_dimensions_without_end_are_bounded() -> None:
-    headers = [(f"x-ratelimit-limit-{'a' * n}".encode(), b"1") for n in range(1, 41)]
-    assert len(rl.limits_in(headers, now=NOW).dimensions) == 32
+    headers = [(f"x-ratelimit-limit-{'a' * n}".encode(), b"1") for n in range(1, 61)]
+    assert len(rl.limits_in(headers, now=NOW).dimensions) == rl.MAX_DIMENSIONS
 
 
 GOOGLE = {"error": {"code": 429, "details": [{"reason": "X"}, "y", {"retryDelay": "30s"}]}}
@@ -264,6 +273,12 @@ def test_own_limits_are_shown_as_anthropic_shows_them() -> None:
     assert (b"anthropic-ratelimit-input-tokens-limit", b"5") in shown
     assert (b"anthropic-ratelimit-input-tokens-reset", b"2031-01-01T00:00:01Z") in shown
     assert len(shown) == 9
+
+
+def test_the_tightest_limit_of_a_dimension_is_shown_whatever_the_order() -> None:
+    assert rl.limits_out(Family.OPENAI, OWN[:2], now=NOW) == rl.limits_out(
+        Family.OPENAI, OWN[1::-1], now=NOW
+    )
 
 
 def test_other_families_are_shown_nothing() -> None:

@@ -124,6 +124,24 @@ def test_depth_costs_nothing() -> None:
     assert splice.splice(raw, "model", b"1").endswith(b'"model":1}')
 
 
+@pytest.mark.parametrize(
+    "raw", [b'{"a":' + b'"' + b'\\"' * 100, b'{"a":"' + b"\\" * 99, b'{"a":[["x']
+)
+def test_a_text_without_end_is_an_error_however_it_is_scanned(raw: bytes) -> None:
+    with pytest.raises(MalformedCall):
+        list(splice.members(raw))
+
+
+@pytest.mark.slow
 def test_members_without_end_are_bounded() -> None:
-    raw = b"{" + b'"a":1,' * (splice.MAX_MEMBERS // 1000) + b'"a":1}'
+    raw = b"{" + b'"a":1,' * splice.MAX_MEMBERS + b'"a":1}'
     assert splice.duplicate_keys(raw, splice.key_set("a")) == "a"
+    with pytest.raises(MalformedCall, match="too many"):
+        list(splice.members(raw))
+
+
+@pytest.mark.slow
+def test_brackets_without_end_are_bounded() -> None:
+    raw = b'{"a":[' + b"[]," * (splice.MAX_STRUCTURE // 2) + b"0]}"
+    with pytest.raises(MalformedCall, match="too many"):
+        splice.splice(raw, "a", b"1")

@@ -13,12 +13,17 @@ from gateway.wire.codec import CODECS
 from gateway.wire.stream import Failure, Reader, Tap
 
 
+def compact(body: Any) -> bytes:
+    """JSON as providers write it."""
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
 def fold(reader: Reader, *events: Any) -> Reader:
     """Feed events: a value is a data line, a pair has a name, bytes are raw."""
     tap = Tap(sse.Events(), reader, json.loads)
     for event in events:
         name, body = event if isinstance(event, tuple) else ("", event)
-        tap(body if isinstance(body, bytes) else sse.frame(json.dumps(body).encode(), name))
+        tap(body if isinstance(body, bytes) else sse.frame(compact(body), name))
     return tap.reader
 
 
@@ -143,7 +148,7 @@ def test_most_chunks_are_never_decoded() -> None:
 
     tap = Tap(sse.Events(), openai_chat.ChatReader(), decode)
     for event in [*[delta("word")] * 50, STOP, {"choices": [], "usage": USAGE}]:
-        tap(sse.frame(json.dumps(event).encode()))
+        tap(sse.frame(compact(event)))
     tap(DONE)
     assert len(decoded) == 3
     assert tap.reader.events == 53
@@ -154,7 +159,7 @@ def test_words_about_usage_in_a_text_are_not_decoded() -> None:
     reader = openai_chat.ChatReader()
     fold(reader, delta("first"))
     sly = delta('"usage":{"prompt_tokens":1},"finish_reason":"stop","error":{')
-    [event] = sse.Events().feed(sse.frame(json.dumps(sly).encode()))
+    [event] = sse.Events().feed(sse.frame(compact(sly)))
     assert not reader.skim(event)
     assert not reader.terminal
 
@@ -188,6 +193,7 @@ def test_an_unreadable_event_is_skipped_and_counted() -> None:
     )
     assert reader.malformed == 2
     assert reader.ok
+    assert chat(b"data: [1]\n\n").malformed == 1
 
 
 def test_an_oversized_event_leaves_the_estimate() -> None:
@@ -196,6 +202,11 @@ def test_an_oversized_event_leaves_the_estimate() -> None:
     tap(DONE)
     assert tap.reader.malformed == 1
     assert tap.reader.settled(5) == Usage(input=5, output=0, estimated=True)
+
+
+def test_a_delta_that_comes_first_is_counted_once() -> None:
+    assert messages(words("12345678")).text_bytes == 8
+    assert responses(OUT).text_bytes == 15
 
 
 def test_a_decoder_out_of_depth_is_no_crash() -> None:
@@ -309,6 +320,11 @@ def test_an_error_event_fails_the_message(named: bool) -> None:
         code="overloaded_error", type="overloaded_error", message="Overloaded"
     )
     assert not reader.terminal
+
+
+def test_an_event_of_a_later_kind_says_nothing() -> None:
+    reader = messages({"type": "from_the_future", "x": 1}, END)
+    assert (reader.usage, reader.failure, reader.ok) == (None, None, True)
 
 
 def test_pings_and_block_marks_are_not_decoded() -> None:
