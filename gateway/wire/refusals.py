@@ -22,8 +22,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway import errors
 from gateway.call import ClientKind, Dialect, Family
+from gateway.errors import (
+    BodyTooLarge,
+    BreakerOpen,
+    BudgetSpent,
+    CallerFault,
+    ContractBreach,
+    Draining,
+    Forbidden,
+    GatewayError,
+    KeyConflict,
+    LoopDetected,
+    MalformedCall,
+    MethodNotAllowed,
+    NeverFits,
+    NoSuchRoute,
+    Saturated,
+    StoreConflict,
+    StoreFault,
+    StoreUnavailable,
+    Unauthenticated,
+    UnknownCoding,
+    UpgradeRefused,
+    UpstreamFault,
+    UpstreamTimeout,
+)
 from gateway.units import MICRO
 from gateway.wire.keepalive import response
 from gateway.wire.ratelimit_headers import is_hard, retry_headers, whole_seconds
@@ -69,70 +93,70 @@ class _Row:
     codex: bool = False
 
 
-_TABLE: tuple[tuple[type[errors.GatewayError], _Row], ...] = (
+_TABLE: tuple[tuple[type[GatewayError], _Row], ...] = (
     # The first row whose class matches: subclasses before their bases.
-    (errors.Unauthenticated, _Row(
+    (Unauthenticated, _Row(
         status=401, openai="invalid_request_error", anthropic="authentication_error", rpc=-31401)),
-    (errors.Forbidden, _Row(
+    (Forbidden, _Row(
         status=403, openai="permission_error", anthropic="permission_error", rpc=-31403,
         codex=True)),
-    (errors.NoSuchRoute, _Row(
+    (NoSuchRoute, _Row(
         status=404, openai="invalid_request_error", anthropic="not_found_error", rpc=-31404)),
-    (errors.MethodNotAllowed, _Row(
+    (MethodNotAllowed, _Row(
         status=405, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-31405)),
-    (errors.BodyTooLarge, _Row(
+    (BodyTooLarge, _Row(
         status=413, openai="invalid_request_error", anthropic="request_too_large", rpc=-31413)),
-    (errors.UnknownCoding, _Row(
+    (UnknownCoding, _Row(
         status=415, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-32600)),
-    (errors.UpgradeRefused, _Row(
+    (UpgradeRefused, _Row(
         status=426, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-31426)),
-    (errors.NeverFits, _Row(
+    (NeverFits, _Row(
         status=400, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-31413,
         rpc_status=413)),
-    (errors.ContractBreach, _Row(
+    (ContractBreach, _Row(
         status=400, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-32602)),
-    (errors.KeyConflict, _Row(
+    (KeyConflict, _Row(
         status=409, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-31409,
         codex=True)),
-    (errors.LoopDetected, _Row(
+    (LoopDetected, _Row(
         status=429, openai="rate_limit_error", anthropic="rate_limit_error", rpc=-31429,
         codex=True)),
-    (errors.CallerFault, _Row(
+    (CallerFault, _Row(
         status=400, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-32600)),
-    (errors.Saturated, _Row(
+    (Saturated, _Row(
         status=429, openai="rate_limit_error", anthropic="rate_limit_error", rpc=-31429,
         codex=True)),
-    (errors.UpstreamTimeout, _Row(
+    (UpstreamTimeout, _Row(
         status=504, openai="server_error", anthropic="api_error", rpc=-31504)),
-    (errors.BreakerOpen, _Row(
+    (BreakerOpen, _Row(
         status=503, openai="server_error", anthropic="overloaded_error", rpc=-31503, messages=529,
         codex=True)),
-    (errors.UpstreamFault, _Row(
+    (UpstreamFault, _Row(
         status=502, openai="server_error", anthropic="api_error", rpc=-31502)),
-    (errors.StoreConflict, _Row(
+    (StoreConflict, _Row(
         status=409, openai="server_error", anthropic="api_error", rpc=-31409, codex=True)),
-    (errors.StoreFault, _Row(
+    (StoreFault, _Row(
         status=503, openai="server_error", anthropic="overloaded_error", rpc=-31503, messages=529,
         codex=True)),
-    (errors.Draining, _Row(
+    (Draining, _Row(
         status=503, openai="server_error", anthropic="overloaded_error", rpc=-31503, messages=529,
         codex=True)),
-    (errors.GatewayError, _Row(
+    (GatewayError, _Row(
         status=500, openai="server_error", anthropic="api_error", rpc=-31500)),
 )  # fmt: skip
 
-_SOFT_BY_NATURE = (errors.Draining, errors.StoreUnavailable)
+_SOFT_BY_NATURE = (Draining, StoreUnavailable)
 """Another process, or this one in a moment, serves the same call."""
 
 _HARD_BY_NATURE = (
-    errors.CallerFault,
-    errors.BudgetSpent,
+    CallerFault,
+    BudgetSpent,
 )
 """Whatever instant they name: the call itself must change, or a day must pass."""
 
 
 def refusal(  # noqa: PLR0913 - the answer depends on each of these, and they have one caller
-    error: errors.GatewayError,
+    error: GatewayError,
     *,
     dialect: Dialect,
     family: Family,
@@ -160,7 +184,7 @@ def refusal(  # noqa: PLR0913 - the answer depends on each of these, and they ha
         headers.append((b"tidegate-place", _header(error.place)))
     if row.status == 401:
         headers.append((b"www-authenticate", _challenge(family, resource_metadata)))
-    if isinstance(error, errors.MethodNotAllowed):
+    if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", _header(error.allow)))
     if request_id:
         name = b"request-id" if family is Family.ANTHROPIC else b"x-request-id"
@@ -173,7 +197,7 @@ def refusal(  # noqa: PLR0913 - the answer depends on each of these, and they ha
 
 
 def in_band(  # noqa: PLR0913 - the opening's facts come from whoever sent it
-    error: errors.GatewayError,
+    error: GatewayError,
     *,
     dialect: Dialect,
     request_id: str = "",
@@ -221,7 +245,7 @@ def in_band(  # noqa: PLR0913 - the opening's facts come from whoever sent it
     return "", _openai(error, row)
 
 
-def text(error: errors.GatewayError) -> str:
+def text(error: GatewayError) -> str:
     """The message for people: signed, with the rule and when to come back."""
     hard, wait = _retry(error)
     sentences = [f"Tidegate: {error.message.strip().rstrip('.')}."]
@@ -260,11 +284,11 @@ def _header(words: str) -> bytes:
     return "".join(mark for mark in words[:MAX_TEXT] if " " <= mark <= "~").encode()
 
 
-def _row(error: errors.GatewayError) -> _Row:
+def _row(error: GatewayError) -> _Row:
     return next(row for kind, row in _TABLE if isinstance(error, kind))  # GatewayError is last
 
 
-def _retry(error: errors.GatewayError) -> tuple[bool, Micros | None]:
+def _retry(error: GatewayError) -> tuple[bool, Micros | None]:
     """Whether the refusal is hard, and else the wait."""
     wait = error.retry_after
     if wait is None and isinstance(error, _SOFT_BY_NATURE):
@@ -293,7 +317,7 @@ def _challenge(family: Family, resource_metadata: str) -> bytes:
 
 
 def _body(
-    error: errors.GatewayError, row: _Row, *, family: Family, request_id: str, rpc_id: object
+    error: GatewayError, row: _Row, *, family: Family, request_id: str, rpc_id: object
 ) -> Mapping[str, Any]:
     match family:
         case Family.ANTHROPIC:
@@ -306,7 +330,7 @@ def _body(
             return _openai(error, row)
 
 
-def _openai(error: errors.GatewayError, row: _Row) -> Mapping[str, Any]:
+def _openai(error: GatewayError, row: _Row) -> Mapping[str, Any]:
     return {
         "error": {
             "message": text(error),
@@ -317,17 +341,17 @@ def _openai(error: errors.GatewayError, row: _Row) -> Mapping[str, Any]:
     }
 
 
-def _anthropic(error: errors.GatewayError, kind: str, request_id: str) -> Mapping[str, Any]:
+def _anthropic(error: GatewayError, kind: str, request_id: str) -> Mapping[str, Any]:
     body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": text(error)}}
     if request_id:
         body["request_id"] = request_id
     return body
 
 
-def _rpc(error: errors.GatewayError, row: _Row, rpc_id: object) -> Mapping[str, Any]:
+def _rpc(error: GatewayError, row: _Row, rpc_id: object) -> Mapping[str, Any]:
     hard, wait = _retry(error)
     code = row.rpc
-    if isinstance(error, errors.MalformedCall) and (error.param or "").startswith("params"):
+    if isinstance(error, MalformedCall) and (error.param or "").startswith("params"):
         code = -32602
     return {
         "jsonrpc": "2.0",
@@ -345,7 +369,7 @@ def _rpc(error: errors.GatewayError, row: _Row, rpc_id: object) -> Mapping[str, 
     }
 
 
-def _problem(error: errors.GatewayError, row: _Row, request_id: str) -> Mapping[str, Any]:
+def _problem(error: GatewayError, row: _Row, request_id: str) -> Mapping[str, Any]:
     """RFC 9457, for our own routes only: MCP clients lose it."""
     return {
         "type": "about:blank",
