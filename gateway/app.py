@@ -171,10 +171,11 @@ class Gateway:
                 tasks.create_task(data.serve([sockets[0]])),
                 tasks.create_task(control.serve([sockets[1]])),
             ]
-            others = [tasks.create_task(watch.run()), tasks.create_task(machine.preload())]
+            others = [tasks.create_task(watch.run())]
             if self._emulator is not None:
                 others.append(tasks.create_task(self._miss(self._emulator)))
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, watch.poke)
+            await machine.preload()  # building an encoder holds the interpreter: before any call
             while not (data.started and control.started):
                 await clock.sleep(0.01)
             self._announce(sockets, environment, watch.current)
