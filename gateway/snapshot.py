@@ -6,10 +6,8 @@ Secrets live in `Secret`, whose `repr` and `str` are `***`.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from hashlib import sha256
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -51,37 +49,6 @@ class Secret:
     def __str__(self) -> str:
         """Never the value."""
         return "***"
-
-
-def hash_key(salt: bytes, key: str) -> bytes:
-    """SHA-256 of salt and key: what is stored instead of a key.
-
-    Keys are machine-made with at least 128 bits of chance, so a slow password hash would only cost
-    time on every call.
-    """
-    return hashlib.sha256(salt + key.encode("utf-8", "surrogatepass")).digest()
-
-
-def stored_key(salt: bytes, digest: bytes) -> str:
-    """The written form of a stored key, `sha256:<salt hex>:<digest hex>`."""
-    return f"sha256:{salt.hex()}:{digest.hex()}"
-
-
-def parse_stored_key(text: str) -> tuple[bytes, bytes]:
-    """Salt and digest of that form.
-
-    Raises:
-        ValueError: It has another form; the text itself is not repeated, it could be a key.
-    """
-    scheme, _, rest = text.strip().partition(":")
-    salt_hex, colon, digest_hex = rest.partition(":")
-    try:
-        salt, digest = bytes.fromhex(salt_hex), bytes.fromhex(digest_hex)
-    except ValueError:
-        salt, digest = b"", b""
-    if scheme != "sha256" or not colon or not salt or len(digest) != 32:
-        raise ValueError("a stored key has the form sha256:<salt in hex>:<64 hex digits>")
-    return salt, digest
 
 
 def hash_key(salt: bytes, key: str) -> bytes:
@@ -297,6 +264,14 @@ class AgentRule:
     match: tuple[tuple[str, str], ...] = ()
     many: bool = False
     because: RuleId = ""
+
+    def accounting_for(self, pool: str) -> Accounting:
+        """How one of its own or its tenant's pools, given by name, charges tokens."""
+        return self.tenant_accounting if pool.startswith("tenant:") else self.accounting
+
+    def wait_for(self, pool: str) -> Micros | None:
+        """Longest wait in one of those pools; None: as long as the call may wait."""
+        return self.tenant_wait if pool.startswith("tenant:") else self.own_wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
