@@ -292,3 +292,101 @@ def test_the_price_of_an_exact_name_wins_over_a_pattern_before_it():
     rules = load(SMALL + "prices: {m-*: {input: 1, output: 1}, m-1: {input: 2, output: 2}}\n").rules
     found = [price_of(rules, name) for name in ("m-1", "m-2", "x")]
     assert [price and price.input for price in found] == [2_000_000, 1_000_000, None]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (KEYS, 'keys: [{id: a}]', "holds one way in"),
+        (KEYS, 'keys: [{key: "${DEV_KEY}", pattern: "soak-*"}]', "holds one way in"),
+        (KEYS, 'keys: [{pattern: "soak-*", id: a}]', "a pattern has neither id nor expires"),
+        (KEYS, 'keys: [{pattern: "soak-*"}, {key: "${DEV_KEY}"}]', "mixes patterns with other"),
+        ('"${UP_KEY}"}', '"${UP_KEY}"}, {id: main, value: "${UP_KEY}"}', "has this id"),
+        ('"${UP_KEY}"}', '"${UP_KEY}", models: [m-1]}', "no key may be used for x"),
+        ("kind: other", "kind: other\n    count_tokens_pool: big", "count_tokens is answered here"),
+        ("kind: other", "kind: other\n    timeouts: {idle: 2h}", "timeouts.idle: can never pass"),
+        ("  big: {", "  per_model: {provider: up, limits: {rpm: 1}}\n  big: {", "a word of ours"),
+        ("concurrency: 8}}", "concurrency: 8}, ceilings: {}}", "names no tier"),
+        ("concurrency: 8}}", "concurrency: 8}, ceilings: {batch: 5%}, reserve: interactive}",
+         "reserve and ceilings say the same"),
+        ("concurrency: 8}}", "concurrency: 8}, ceilings: {standard: 5%}}", "may fill more"),
+        ("pool: big}", "pool: [big, per_model]}", "per_model stands alone"),
+        ("pool: big}", "pool: big, context_window: 5, max_output: 6}", "larger than the context"),
+        ("pool: big}", "pool: big, downgrade: never, ladder: x}", "never taken: downgrade is"),
+        ("version: 1", "version: 1\nprices: {m-*: {input: 1, output: 1}, m-1*: {input: 1, output: "
+         "1}}", "prices.m-1*: never reached"),
+        ("version: 1", "version: 1\nissuers: {i: {audience: gw, jwks_file: /f}}",
+         "issuer is missing"),
+        ("version: 1", "version: 1\nissuers: {i: {issuer: x, audience: gw}}", "one source of keys"),
+        (KEYS, f"{KEYS}\n    jwt: {{issuer: i}}", "stands for many agents, and the keys for one"),
+    ],
+)  # fmt: skip
+def test_rules_that_contradict_each_other_are_refused(old, new, what):
+    text = POOLS.replace("agents:", "  x: {provider: up, pool: per_model}\nagents:")
+    assert old in text
+    assert what in said(text.replace(old, new))
+
+
+def test_pools_of_one_call_charge_alike():
+    text = POOLS.replace(
+        "models:", "  org: {provider: up, limits: {tpm: 1M}, accounting: input_only}\nmodels:"
+    )
+    assert "these pools differ in accounting" in said(
+        text.replace("pool: big}", "pool: [big, org]}")
+    )
+
+
+def test_a_key_id_is_used_once():
+    text = POOLS + '  two: {keys: [{key: "${UP_KEY}", id: a}]}\n'
+    text += '  three: {keys: [{key: "x-${UP_KEY}", id: a}]}\n'
+    assert "agents.three.keys[0].id: another key has this id" in said(text)
+
+
+def test_an_agent_of_key_patterns_cannot_be_anonymous():
+    text = agent('{keys: [{pattern: "soak-*"}], loopback_only: true}')
+    assert "an agent of key patterns needs a key" in said(text + "edge: {anonymous: dev}\n")
+
+
+def test_a_weight_of_a_tenant_that_fairness_ignores_is_refused():
+    text = agent(f"{{{KEYS}, tenant: t}}") + "tenants: {t: {weight: 2, tier_cap: gold}}\n"
+    found = said(text + "fairness: agent\n")
+    assert "tenants.t.weight: never used: fairness is by agent" in found
+    assert "no tier is named 'gold'" in found
+
+
+def test_a_budget_is_warned_of_models_that_cost_it_nothing():
+    text = agent(f"{{{KEYS}, budgets: [{{money: 5 USD, per: day}}]}}")
+    text = text.replace("agents:", "  x: {provider: up, pool: per_model}\nagents:")
+    (warning,) = load(text + "prices: {x: {input: 1, output: 2}}\n").warnings
+    assert "cost it nothing: m-*" in warning.what
+
+
+def test_a_repetition_in_a_list_of_models_is_a_warning():
+    (warning,) = load(agent(f'{{{KEYS}, models: ["m-*", m-1]}}')).warnings
+    assert "'m-1' is contained in 'm-*'" in warning.what
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("http://127.0.0.1:9", "ftp://h", "not an http or https URL"),
+        ("http://127.0.0.1:9", '"http://[::1"', "not a URL"),
+        ("http://127.0.0.1:9", "http://h:0", "not an http or https URL"),
+        ("http://127.0.0.1:9", "http://hé", "visible ASCII only"),
+        ("http://127.0.0.1:9", "http://h/v1/", "must not end in /v1"),
+        ("version: 1", "version: 1\nedge: {allowed_hosts: ['http://h']}", "is no host name"),
+        ("version: 1", "version: 1\nedge: {cors_origins: ['*']}", "is no origin"),
+        ("kind: other", "kind: other\n    passthrough: [v1/files]", "is no path pattern"),
+        ("kind: other", "kind: other\n    passthrough: [/v1/../x]", "is no path pattern"),
+        ("kind: other", "kind: other\n    extra_headers: {Host: x}", "cannot be set here"),
+        ("kind: other", "kind: other\n    extra_headers: {authorization: x}", "is not valid here"),
+        ("kind: other", "kind: other\n    query: {a: ''}", "the secret is empty"),
+        ("agents:\n  dev:", "agents:\n  de v:", "is no name"),
+        ("pool: big", "pool: [big, big]", "names something twice"),
+        (KEYS, f"{KEYS}\n    jwt: {{issuer: i, match: {{a: ''}}}}", "is no pattern"),
+    ],
+)
+def test_forms_are_checked(old, new, what):
+    assert old in POOLS
+    found = said(POOLS.replace(old, new))
+    assert what in found or (what == "cannot be set here" and "is not valid here" in found)
