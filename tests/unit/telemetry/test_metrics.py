@@ -142,7 +142,7 @@ def test_pools_are_mirrored_and_forgotten():
     metrics.pools(
         [
             view(
-                "pool:gpt",
+                "pool:g",
                 waiting=(0, 1, 2, 3),
                 used=50,
                 foreign=25,
