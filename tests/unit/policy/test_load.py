@@ -302,3 +302,30 @@ def test_places_lead_from_rule_ids_to_lines():
 def test_garbage_is_reported_up_to_a_bound():
     text = SMALL + "".join(f"k{n}: 1\n" for n in range(1000))
     assert len(problems(text)) == 200
+
+
+@pytest.mark.parametrize("text", ["<<: 5", "<<: [5]", "<<: [[]]"])
+def test_a_merge_takes_mappings_only(text):
+    assert "<< takes a mapping" in said(f"edge: {{{text}}}\n" + SMALL)
+
+
+@pytest.mark.parametrize(
+    "key", ["{a: b}", "[a]", "~", "true", '""', "x" * 201, '"a\\tb"', "!!str a"]
+)
+def test_a_key_that_is_no_name_is_refused(key):
+    assert "a key must be a" in said(SMALL + f"edge: {{? {key} : 1}}\n")
+
+
+def test_control_characters_are_refused_in_values():
+    assert "holds a control character" in said(SMALL + 'edge: {anonymous: "a\\eb"}\n')
+
+
+def test_an_unsound_key_in_a_merged_mapping_is_refused_there_too():
+    assert "'no' is a boolean" in said(SMALL + "edge: {<<: {no: 1}}\n")
+
+
+def test_aliases_cannot_nest_deeper_than_the_file_may():
+    chain = "a: &a0 {x: 1}\n" + "".join(
+        f"b{n}: &a{n} {{x: {{x: {{x: *a{n - 1}}}}}}}\n" for n in range(1, 12)
+    )
+    assert "nested deeper" in said(chain)
