@@ -116,8 +116,8 @@ def kills_idle_connections(variant: Variant) -> bool:
 def shareable(variant: Variant) -> bool:
     """Its requests find their script by model, and nothing it expects is shared with others."""
     expect = variant.expect
-    if kills_idle_connections(variant):
-        return False
+    if kills_idle_connections(variant) or variant.upstreams[1]["answers"]:
+        return False  # a spare is asked for another model than the variant's own
     if any(judge.speaks_of(expect, word) for word in ("accounting", "log")):
         return False
     if any("hook" in one for one in variant.calls) or any(u["refuse"] for u in variant.upstreams):

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 KEY = "tg-test"
 """The client key without limits in every policy of `policies/`. A test's constant, no secret."""
 
-START_LIMIT = 30.0
+START_LIMIT = 60.0
 STOP_LIMIT = 10.0
 SCRAPE_AGE = 1.1
 
