@@ -7,6 +7,8 @@ Read in uvicorn 0.54, each reproduced by a test with raw sockets:
 has checked them already.
 * When a client that pipelined a second request leaves, only the second call hears of it.
 * An answer cannot be broken off on purpose without an error in the log.
+* Whether the client is still there can only be learned by a task that waits in `receive`. Here a
+  callback does it, which saves every call a task (about 15 microseconds).
 
 Everything else is uvicorn's. The h11 protocol bounds heads itself and needs none of this; with it
 an `Outlet` falls back to leaving its ASGI call unfinished.
@@ -36,8 +38,8 @@ HEAD_TIME: Micros = 30 * MICRO
 FLUSH_TIME: Micros = 10 * MICRO
 """Time in which a client may still take the bytes before a connection that is being dropped."""
 
-ABORT = "tidegate.abort"
-"""Name of the ASGI extension; `relay.py` looks for it."""
+LINK = "tidegate.link"
+"""Name of the ASGI extension, whose value is the connection; `relay.Link` says what it offers."""
 
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
@@ -66,6 +68,8 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._patience: Timer | None = None
         self._active: RequestResponseCycle | None = None
+        self._offer: dict[str, Any] = {LINK: self}
+        self.on_gone: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected; its first head has a deadline from now on."""
@@ -108,7 +112,7 @@ class Connection(HttpToolsProtocol):
         """The head is whole."""
         self._in_head = False
         self._head_came()
-        self.scope["extensions"] = {ABORT: self.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = self._offer
         super().on_headers_complete()
         # Trailers go the same way as headers: into this list. The scope keeps the other one.
         self.headers = deque(maxlen=0)  # type: ignore[assignment]
@@ -131,6 +135,19 @@ class Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
+        told, self.on_gone = self.on_gone, None
+        if told is not None:
+            told()
+
+    @property
+    def lost(self) -> bool:
+        """The client of the call being answered is gone."""
+        return self._active is not None and self._active.disconnected
+
+    @property
+    def whole(self) -> bool:
+        """The body of the call being answered has arrived: `receive` will not wait."""
+        return self._active is not None and not self._active.more_body
 
     def abort(self, hard: bool) -> None:  # noqa: FBT001 - a callback, not an interface for people
         """Drop the connection, the answer's framing unfinished; `hard` forgets unsent bytes too."""

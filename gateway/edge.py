@@ -7,7 +7,7 @@ hear.
 
 The law of a call's end: whoever ends it records why *before* anything is cancelled, the synchronous
 half of closing (`Reply.finish`: settlement, permit) runs at once, the rest is shielded, and nothing
-that the client does or omits can skip it. One watcher task per call waits for the client to leave.
+that the client does or omits can skip it. At most one task per call waits for its client to leave.
 Source: `protocols.md` §1 to §4; `performance.md` §6, §8.
 """
 
@@ -238,6 +238,9 @@ class Edge:
                 flight.keeper.cancel()
             if flight.watcher is not None:
                 flight.watcher.cancel()
+            link = flight.outlet.link
+            if link is not None:
+                link.on_gone = None
             if flight.reply is not None:
                 await self._close(flight.reply, flight.why or flight.ended, flight.call.id)
 
@@ -249,7 +252,7 @@ class Edge:
                 self._intake.stream(flight)
             elif call.method == "POST":
                 await self._intake.take(flight)
-            flight.watcher = self._spawn(self._watch(flight))
+            self._begin_watch(flight)
             flight.outlet.guard(self._clock, flight.client_stalled)
             if call.fields is not None and call.fields.stream:
                 flight.keeper = Keeper(call, flight.outlet, clock=self._clock, spawn=self._spawn)
@@ -282,6 +285,20 @@ class Edge:
         if linger is not None and flight.watcher is not None:
             flight.watcher.cancel()  # the connection has one reader at a time
         await flight.outlet.refuse(error, extra=flight.call.extra_headers, linger=linger)
+
+    def _begin_watch(self, flight: Flight) -> None:
+        """From now on the call ends when its client leaves.
+
+        A connection of ours calls back; any other server, and a body still on its way, needs a
+        task.
+        """
+        link = flight.outlet.link
+        if link is None or flight.upload is not None:
+            flight.watcher = self._spawn(self._watch(flight))
+            return
+        if link.lost:
+            raise bodies.ClientGone
+        link.on_gone = flight.client_left
 
     async def _watch(self, flight: Flight) -> None:
         """The connection is read until the client leaves; what comes of a body is passed on."""
@@ -371,7 +388,7 @@ class Edge:
             flight.end(End.DRAINED)
         await self._rest(LOOK)
         for flight in list(self._flights):
-            flight.outlet.abort(hard=True)
+            flight.drop(End.DRAINED)
         return len(cut)
 
     async def _rest(self, span: Micros) -> None:

@@ -78,5 +78,12 @@ class Flight:
 
     def client_stalled(self) -> None:
         """The client takes nothing of what is being sent: it counts as gone."""
-        self.end(End.CLIENT_GONE)
+        self.drop(End.CLIENT_GONE)
+
+    def drop(self, why: End) -> None:
+        """The call ends now, even if it is being ended already and its last words block."""
+        if self.why is None:
+            self.end(why)
+        elif self.task is not None and not self.over:
+            self.task.cancel()
         self.outlet.abort(hard=True)

@@ -17,7 +17,7 @@ from gateway.call import ClientKind
 from gateway.errors import MalformedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gateway.call import HeaderList
     from gateway.snapshot import EdgeRules
@@ -43,6 +43,8 @@ _NOT_A_HOP = frozenset(
      b"x-api-key", b"cookie", b"origin", b"idempotency-key")
 )  # fmt: skip
 """Naming one of these in `Connection` would have it vanish after we decided by it."""
+
+_NOT_ANSWERED = HOP_BY_HOP | {b"date", b"content-length"}
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _ANY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, never bound to
@@ -95,19 +97,25 @@ def read(headers: Iterable[tuple[bytes, bytes]]) -> Head:
     seen: set[bytes] = set()
     kept = head.kept
     connection: list[bytes] = []
-    for name, value in headers:
-        if name in _SINGLETONS or name.startswith(_SINGLETON_PREFIXES):
+    for pair in headers:
+        name = pair[0]
+        rule = _RULES.get(name)
+        if rule is None:
+            kept.append(pair)
+            if not name.startswith(_SINGLETON_PREFIXES):
+                continue
+            rule = _PLAIN_SINGLETON
+        once, forwarded, reader = rule
+        if once:
             if name in seen:
                 raise MalformedCall(f"The header {_show(name)} is repeated; it may come once only.")
             seen.add(name)
-        reader = _READERS.get(name)
         if reader is not None:
-            reader(head, value)
-        if name in HOP_BY_HOP:
-            if name == b"connection":
-                connection += [token.strip().lower() for token in value.split(b",")]
-        elif name != b"expect":
-            kept.append((name, value))
+            reader(head, pair[1])
+        if forwarded:
+            kept.append(pair)
+        elif name == b"connection":
+            connection += [token.strip().lower() for token in pair[1].split(b",")]
     _check(head, kept)
     if connection:
         head.kept = _without(kept, connection)
@@ -189,7 +197,7 @@ def _expect(head: Head, value: bytes) -> None:
     head.expects = True
 
 
-_READERS = {
+_READERS: dict[bytes, Callable[[Head, bytes], None]] = {
     b"content-length": _length,
     b"transfer-encoding": _transfer,
     b"host": _host,
@@ -203,6 +211,15 @@ _READERS = {
     b"x-api-key": _credential,
     b"expect": _expect,
 }
+
+_RULES = {
+    name: (name in _SINGLETONS, name not in HOP_BY_HOP and name != b"expect", _READERS.get(name))
+    for name in _SINGLETONS | HOP_BY_HOP | _READERS.keys()
+}
+"""Per header: whether it may come once only, whether it goes further, and who reads it."""
+
+_PLAIN_SINGLETON = (True, False, None)
+"""A header kept already, that may come once only."""
 
 
 class HostRule:
@@ -273,37 +290,46 @@ def _unescape(name: bytes) -> bytes:
     return re.sub(rb"%([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), name).lower()
 
 
-def end_to_end(headers: HeaderList) -> HeaderList:
-    """The headers of an upstream's answer that may reach the client.
+def end_to_end(headers: HeaderList) -> tuple[HeaderList, int | None]:
+    """The headers of an upstream's answer that may reach the client, and its declared length.
 
     Hop-by-hop ones and those `Connection` names are gone; so are `access-control-*` (an upstream
-    does not decide who may read our answers), `tidegate-*` (it does not speak for us) and Date (the
-    server in front adds its own). Headers that no HTTP server would send are dropped rather than
+    does not decide who may read our answers), `tidegate-*` (it does not speak for us), Date (the
+    server in front adds its own) and Content-Length, which is returned: None where there is no
+    valid one, or several disagree. Headers that no HTTP server would send are dropped rather than
     spoil a good answer.
     """
     named: list[bytes] = []
     kept: HeaderList = []
+    lengths: list[bytes] = []
     for pair in headers:
-        name, value = pair
-        if name in HOP_BY_HOP:
+        name = pair[0]
+        if name in _NOT_ANSWERED:
             if name == b"connection":
-                named += [token.strip().lower() for token in value.split(b",")]
-        elif name != b"date" and not name.startswith((b"access-control-", b"tidegate-")):
-            kept.append(pair)
+                named += [token.strip().lower() for token in pair[1].split(b",")]
+            elif name == b"content-length":
+                lengths.append(pair[1])
+        elif not name.startswith((b"access-control-", b"tidegate-")):
+            if _VALUE.fullmatch(pair[1]):
+                kept.append(pair)
+            elif (mended := _mended(pair)) is not None:
+                kept.append(mended)
     if named:
         names = set(named)
         kept = [pair for pair in kept if pair[0] not in names]
-    return [pair for pair in map(_sendable, kept) if pair is not None]
+    if not lengths:
+        return kept, None
+    value = lengths[0]
+    valid = value.isdigit() and len(value) <= 18 and lengths.count(value) == len(lengths)
+    return kept, int(value) if valid else None
 
 
-def _sendable(pair: tuple[bytes, bytes]) -> tuple[bytes, bytes] | None:
+def _mended(pair: tuple[bytes, bytes]) -> tuple[bytes, bytes] | None:
     """The header as any HTTP server sends it; None where none would.
 
     Weakness: white space around a value is lost, because h11 refuses to send it.
     """
     name, value = pair
-    if _VALUE.fullmatch(value):
-        return pair
     value = value.strip()
     return (name, value) if _VALUE.fullmatch(value) else None
 

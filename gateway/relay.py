@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import orjson
 
@@ -52,8 +52,8 @@ LARGE = 64 * 1024
 MAX_REFUSAL = 64 * 1024
 """Bytes read of an upstream's refusal that has to be said in-band."""
 
-ABORT = "tidegate.abort"
-"""ASGI extension offered by `connection.py`: drop the connection, its framing unfinished."""
+LINK = "tidegate.link"
+"""ASGI extension offered by `connection.py`: the connection itself, a `Link`."""
 
 STREAM_HEAD: HeaderList = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -62,6 +62,32 @@ STREAM_HEAD: HeaderList = [
 ]
 
 _BODILESS = frozenset((204, 304))
+
+
+class Link(Protocol):
+    """What a connection offers beyond ASGI.
+
+    Attributes:
+        on_gone: Called once when the client leaves; whoever sets it resets it.
+        lost: The client has left already.
+        whole: The request's body has arrived; `receive` will not wait.
+    """
+
+    on_gone: Callable[[], None] | None
+
+    @property
+    def lost(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def whole(self) -> bool:
+        """See above."""
+        ...
+
+    def abort(self, hard: bool) -> None:  # noqa: FBT001 - implemented by a uvicorn protocol
+        """Drop the connection, the answer unfinished; `hard` forgets unsent bytes too."""
+        ...
 
 
 class Outlet:
@@ -78,18 +104,16 @@ class Outlet:
     """
 
     __slots__ = (
-        "_abort", "_clock", "_method", "_moves", "_on_stall", "_seen", "_send", "_stream", "_tail",
+        "_clock", "_method", "_moves", "_on_stall", "_seen", "_send", "_stream", "_tail",
         "_timer", "always", "answered", "call_id", "client", "closing", "deaf", "dialect",
-        "family", "opening", "over", "started", "status",
+        "family", "link", "opening", "over", "started", "status",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, send: Send, *, call_id: str) -> None:
         self._send = send
         self._method: str = scope["method"]
-        self._abort: Callable[[bool], None] | None = None
         extensions = scope.get("extensions")
-        if extensions is not None:
-            self._abort = extensions.get(ABORT)
+        self.link: Link | None = extensions.get(LINK) if extensions is not None else None
         self.call_id = call_id
         self.always: HeaderList = [(b"tidegate-call-id", call_id.encode())]
         self.dialect = Dialect.PASSTHROUGH
@@ -189,18 +213,20 @@ class Outlet:
             return await self._relay_into(reply)
         if not 200 <= reply.status <= 599:
             raise UpstreamMalformed(f"The upstream answered with status {reply.status}.")
-        headers = framing.end_to_end(reply.headers)
-        length = _declared(headers)
-        if length is None or reply.status in _BODILESS:
-            headers = [pair for pair in headers if pair[0] != b"content-length"]
-        self._stream = is_event_stream(headers) and not coding_of(headers)
+        bodiless = reply.status in _BODILESS
+        headers, length = framing.end_to_end(reply.headers)
+        if length is not None and not bodiless:
+            headers.append((b"content-length", b"%d" % length))
+        self._stream = length is None and is_event_stream(headers) and not coding_of(headers)
         self.answered = True
         await self._head(reply.status, headers + extra, length=None)
-        if self._method == "HEAD" or reply.status in _BODILESS:
+        if bodiless or self._method == "HEAD":
             reply.finish(End.COMPLETE)
             await self._last(b"")
             return End.COMPLETE
-        return await self._body(reply, length, None)
+        if length is None:
+            return await self._stream_body(reply, None)
+        return await self._sized_body(reply, length)
 
     async def _relay_into(self, reply: Reply) -> End:
         """The reply's events follow our keep-alive bytes; anything else is said as an error."""
@@ -210,64 +236,80 @@ class Outlet:
             await self.refuse(error)
             return End.COMPLETE
         self.answered = True
-        return await self._body(reply, None, self.opening)
+        return await self._stream_body(reply, self.opening)
 
-    async def _body(
-        self, reply: Reply, length: int | None, opening: ResponsesOpening | None
-    ) -> End:
+    async def _stream_body(self, reply: Reply, opening: ResponsesOpening | None) -> End:
+        """A body of unknown length, chunk by chunk."""
         taps = reply.taps
-        left = length
         fault: GatewayError | None = None
-        if length is None or length > LARGE:
-            self._watch()
+        self._watch()
         try:
             async for chunk in reply.source.chunks():
                 for tap in taps:
                     tap(chunk)
                 out = chunk if opening is None else opening.feed(chunk)
-                if not out:
-                    continue
-                if left is not None:
-                    left -= len(out)
-                    if left < 0:
-                        fault = UpstreamMalformed("The upstream sent more than it had declared.")
-                        break
-                self._tail = out
-                await self._push(out)
+                if out:
+                    self._tail = out
+                    await self._push(out)
         except TransportFault as error:
             fault = _fault_of(error)
         except (StreamCut, UpstreamMalformed, UpstreamTimeout) as error:
             fault = error
+        if fault is not None and reply.terminal:
+            fault = None  # everything had arrived; how the upstream hung up does not matter
+        return await self._ended(reply, fault, b"" if opening is None else opening.rest())
+
+    async def _sized_body(self, reply: Reply, length: int) -> End:
+        """A body of declared length; its last chunk goes out with the end, in one write."""
+        taps = reply.taps
+        left = length
+        last = b""
+        fault: GatewayError | None = None
+        if length > LARGE:
+            self._watch()
+        try:
+            async for chunk in reply.source.chunks():
+                for tap in taps:
+                    tap(chunk)
+                left -= len(chunk)
+                if left < 0:
+                    fault = UpstreamMalformed("The upstream sent more than it had declared.")
+                    break
+                if left == 0:
+                    last = last or chunk
+                elif chunk:
+                    await self._push(chunk)
+        except TransportFault as error:
+            fault = _fault_of(error) if left else None
+        except (StreamCut, UpstreamMalformed, UpstreamTimeout) as error:
+            fault = error
         if fault is None and left:
             fault = StreamCut("The upstream sent less than it had declared.")
-        return await self._ended(reply, fault, whole=length is None, opening=opening)
+        return await self._ended(reply, fault, last)
 
-    async def _ended(
-        self,
-        reply: Reply,
-        fault: GatewayError | None,
-        *,
-        whole: bool,
-        opening: ResponsesOpening | None,
-    ) -> End:
-        """The reply is finished as it ended, and the client was told so."""
-        if fault is not None and reply.terminal and whole:
-            fault = None  # everything had arrived; how the upstream hung up does not matter
+    async def _ended(self, reply: Reply, fault: GatewayError | None, last: bytes) -> End:
+        """The reply is finished as it ended, and the client was told so.
+
+        Args:
+            reply: Its source has nothing more.
+            fault: What broke the body; None if it came to its end.
+            last: Bytes still to be sent if all is well.
+        """
         end = End.COMPLETE
         if fault is not None:
             end = End.STALLED if isinstance(fault, UpstreamTimeout) else End.CUT
-        last = b""
+        said = b""
         for hook in reply.finishing:
-            last = hook(end)
-            if last:
+            said = hook(end)
+            if said:
                 break
-        if fault is None and last:
+        if fault is None and said:
             end = End.CUT
         reply.finish(end)
         if end is End.COMPLETE:
-            await self._last(b"" if opening is None else opening.rest())
+            await self._last(last)
         else:
-            await self.cut(fault, said=last)
+            await self.cut(fault, said=said)
         return end
 
     async def cut(self, error: GatewayError | None, *, said: bytes = b"") -> None:
@@ -293,8 +335,8 @@ class Outlet:
         Without the extension, leaving the ASGI call unfinished has the same effect.
         """
         self.over = True
-        if self._abort is not None:
-            self._abort(hard)
+        if self.link is not None:
+            self.link.abort(hard)
 
     def guard(self, clock: Clock, on_stall: Callable[[], None]) -> None:
         """From now on a client that takes nothing of a long body for `CLIENT_STALL` is reported."""
@@ -323,8 +365,11 @@ class Outlet:
     async def _head(self, status: int, headers: HeaderList, *, length: int | None) -> None:
         name = b"request-id" if self.family is Family.ANTHROPIC else b"x-request-id"
         headers = headers + self.always
-        if not any(pair[0] == name for pair in headers):
-            headers.append((name, self.call_id.encode()))
+        for pair in headers:
+            if pair[0] == name:
+                break
+        else:
+            headers.append((name, self.always[0][1]))
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         if self.closing:
@@ -364,15 +409,6 @@ def _encode(body: Mapping[str, Any]) -> bytes:
         return orjson.dumps(body)
     except TypeError:  # a lone surrogate in something quoted: escaped, it harms nobody
         return json.dumps(body, default=str).encode()
-
-
-def _declared(headers: HeaderList) -> int | None:
-    """The one valid Content-Length; None where there is none, or several that disagree."""
-    values = {value for name, value in headers if name == b"content-length"}
-    if len(values) != 1:
-        return None
-    value = values.pop()
-    return int(value) if value.isdigit() and len(value) <= 18 else None
 
 
 def _at_boundary(tail: bytes) -> bool:

@@ -273,7 +273,7 @@ def test_a_client_that_does_not_read_is_dropped():
         await asyncio.sleep(0.5)
         one.stop_reading()
         await one.done()
-        assert one.hard
+        assert one.hard or not stage.link
         assert 60 <= asyncio.get_running_loop().time() <= 125
 
     service = play(script, Answer(headers=list(SSE), body=[EVENT, 1.0] * 1000))
@@ -512,7 +512,7 @@ def test_a_client_that_reads_no_keep_alive_is_dropped():
         await asyncio.sleep(13)
         one.stop_reading()
         await one.done()
-        assert one.hard
+        assert one.hard or not stage.link
 
     assert play(script, Answer(wait=1000)).cancelled == 1
 
@@ -587,7 +587,7 @@ def test_at_the_limit_the_rest_is_cut_visibly():
         assert stream.broken
         assert b"stopping" in stream.body
         await deaf.done()
-        assert deaf.hard
+        assert deaf.hard or not stage.link
 
     service = play(script, Answer(headers=list(SSE), body=[EVENT, 1.0] * 100))
     assert service.ends == [End.DRAINED, End.DRAINED]
