@@ -299,7 +299,7 @@ class PoolCore:
     def _late(self, waiter: Waiter) -> Late:
         """The waiter leaves the line, its place kept."""
         because = self._held_by(waiter.lane, waiter.ask.cost)
-        eta = max(0, self._eta(waiter.lane, waiter.ask) - waiter.span)
+        eta = self._eta(waiter)
         self._step_aside(waiter, eta)
         return Late(rid=waiter.ask.rid, because=because, eta=eta, tag=waiter.tag)
 
@@ -309,7 +309,7 @@ class PoolCore:
             self.line.give_back(waiter)
         else:
             self.line.leave(waiter)
-            self._keep(waiter.ask, waiter.lane, waiter.tag, waiter.span, eta)
+            self._keep(waiter, eta)
 
     def _adopt(self, lease: Adopt, spoken: tuple[Dimension, ...]) -> None:
         """A known lease starts anew; an unknown one is taken up without queueing."""
@@ -415,7 +415,7 @@ class PoolCore:
         span = meter.span(ask.cost)
         if lane == 0 and not line.zero_carries(span, meter.now):
             lane = 1
-        tag, kept = self._tag(ask, lane)
+        tag, seq, kept = self._place(ask, lane)
         wait = 0
         if room > 0 and not line.ahead(lane):
             wait = self._wait(lane, ask.cost)
@@ -424,20 +424,21 @@ class PoolCore:
                     line.rebook(lane, ask.tenant, step(span, ask.weight))
                 line.reach(lane, tag)
                 return self._grant(ask, lane, span, tag, spoken)
-        refusal = self._refusal(ask, lane, tag, span, wait)
+        deadline = meter.now + ask.deadline_in
+        waiter = Waiter(tag, seq, ask, lane, span, deadline, gateway, spoken)
+        refusal = self._refusal(waiter, wait)
         if not kept and (refusal is None or ask.place_key is not None):
             line.rebook(lane, ask.tenant, step(span, ask.weight))
         if refusal is not None:
-            self._keep(ask, lane, tag, span, refusal.eta)
+            self._keep(waiter, refusal.eta)
             return refusal
-        deadline = meter.now + ask.deadline_in
-        line.join(Waiter(tag, line.number(), ask, lane, span, deadline, gateway, spoken))
+        line.join(waiter)
         return None
 
-    def _refusal(self, ask: Ask, lane: int, tag: int, span: Micros, wait: Micros) -> Shed | None:
-        """Why the ask may not wait: the line is full, or its turn comes after its deadline."""
-        meter, line = self.meter, self.line
-        eta = max(self._eta(lane, ask), meter.hard_wait(ask.cost))
+    def _refusal(self, waiter: Waiter, wait: Micros) -> Shed | None:
+        """Why it may not wait: the line is full, or its turn comes after its deadline."""
+        meter, line, ask, lane = self.meter, self.line, waiter.ask, waiter.lane
+        eta = max(self._eta(waiter), meter.hard_wait(ask.cost))
         if ask.deadline_in <= 0 or not (self.leases.held or meter.growing):
             # Nothing is out that could be given back early, so this wait is exact.
             eta = max(eta, wait)
@@ -445,12 +446,12 @@ class PoolCore:
         if not full and eta <= ask.deadline_in:
             return None
         if lane == 0:
-            line.zero_refunds(span)
+            line.zero_refunds(waiter.span)
         because = self.spec.because if full else self._held_by(lane, ask.cost)
-        return Shed(rid=ask.rid, eta=eta, tag=tag, because=because, full=full)
+        return Shed(rid=ask.rid, eta=eta, tag=waiter.tag, because=because, full=full)
 
-    def _tag(self, ask: Ask, lane: int) -> tuple[int, bool]:
-        """The tag, and whether its span is still counted against the tenant.
+    def _place(self, ask: Ask, lane: int) -> tuple[int, int, bool]:
+        """Tag, sequence number, and whether its span is still counted against the tenant.
 
         A kept place comes first. A tag of ours is a requeue: its settlement gave the span back. A
         ticket whose place is no longer kept was used, or has expired: a new place.
@@ -459,11 +460,11 @@ class PoolCore:
         place = line.take_place(ask.place_key, lane) if ask.place_key is not None else None
         if place is not None:
             if place.lane == lane:
-                return place.tag, True
+                return place.tag, place.seq, True
             line.rebook(place.lane, place.tenant, -place.step)
         elif ask.tag is not None and lane == ask.lane and not ask.ticket:
-            return ask.tag, False
-        return line.start(lane, ask.tenant, self.meter.now), False
+            return ask.tag, line.number(before=True), False
+        return line.start(lane, ask.tenant, self.meter.now), line.number(), False
 
     def _pass(self, ask: Ask, spoken: tuple[Dimension, ...]) -> Admit:
         """Shadow and off: granted whatever the meter says; shadow counts what would have waited."""
@@ -514,24 +515,34 @@ class PoolCore:
             self.meter.reason = self.meter.dominant(cost)
         return self._reason()
 
-    def _eta(self, lane: int, ask: Ask) -> Micros:
-        """Predicted wait of a call in that lane behind all that wait now."""
-        eta, limit = self.eta(lane), self.spec.concurrency
+    def _eta(self, waiter: Waiter) -> Micros:
+        """Predicted wait of a call at that place in line, whether it stands there or may yet."""
+        line, lane, ask, limit = self.line, waiter.lane, waiter.ask, self.spec.concurrency
+        known = ask.rid in line.waiting
+        eta = self.eta(lane)
+        if known or eta > ask.deadline_in:
+            # The lane's whole backlog would let a hog's thousand calls shed everybody else's first.
+            eta = self._stretched(line.ahead_of(lane, waiter.tag, waiter.seq))
         if limit and self._hold and len(self.leases.held) >= limit:
-            before = sum(self.line.count[: lane + 1]) - (ask.rid in self.line.waiting)
+            before = sum(line.count[: lane + 1]) - known
             eta = max(eta, self._hold * before // limit)
         return eta
 
     def eta(self, lane: int) -> Micros:
         """Predicted wait of a small call that arrives in that lane now."""
-        ahead = self.line.ahead(lane)
+        return self._stretched(self.line.ahead(lane))
+
+    def _stretched(self, ahead: Micros) -> Micros:
+        """Work ahead takes longer while the factor is cut."""
         return ahead if self.meter.factor == FULL else floor(ahead / (self.meter.factor / 1e6))
 
-    def _keep(self, ask: Ask, lane: int, tag: int, span: Micros, eta: Micros) -> None:
+    def _keep(self, waiter: Waiter, eta: Micros) -> None:
         """The place of a refused call stays until well after the advised return."""
+        ask = waiter.ask
         if ask.place_key is not None:
+            counted = step(waiter.span, ask.weight)
             expires = self.now + eta + PLACE_KEPT
-            place = Place(tag, lane, ask.tenant, step(span, ask.weight), expires)
+            place = Place(waiter.tag, waiter.seq, waiter.lane, ask.tenant, counted, expires)
             self.line.keep(ask.place_key, place)
 
     # --- pump

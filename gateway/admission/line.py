@@ -38,6 +38,13 @@ SWEEP = 100
 FEWEST_TENANTS = 64
 """The tenants of a lane are swept when their number has doubled, not below this."""
 
+COUNTED_EXACTLY = 1_000
+"""Up to so many waiters, what stands ahead of a place in the middle is added up; beyond, the whole
+lane counts as ahead, which is too much, never too little."""
+
+BEFORE = 1 << 52
+"""Above every sequence number."""
+
 LANE_ZERO_TENTHS = 3
 """Lane 0 may carry three tenths of the pool, over a minute; the excess enters lane 1."""
 
@@ -59,6 +66,7 @@ class Place(NamedTuple):
     """A kept place: whoever returns with its key stands where it stood."""
 
     tag: int
+    seq: int
     lane: int
     tenant: str
     step: int
@@ -179,10 +187,15 @@ class Line:
 
     # --- waiting
 
-    def number(self) -> int:
-        """The next sequence number: order of arrival among equal tags."""
+    def number(self, *, before: bool = False) -> int:
+        """The next sequence number: order of arrival among equal tags.
+
+        Args:
+            before: For a call that stood at its tag once already: whoever had an equal tag and was
+                ahead of it is gone, so it stands before all that have that tag now.
+        """
         self._seq += 1
-        return self._seq
+        return self._seq - BEFORE if before else self._seq
 
     def join(self, waiter: Waiter) -> None:
         """The call waits at its tag."""
@@ -239,6 +252,13 @@ class Line:
         for i in range(1, lane + 1):
             ahead += backlog[i]
         return ahead
+
+    def ahead_of(self, lane: int, tag: int, seq: int) -> Micros:
+        """Spans waiting before that place in line."""
+        if len(self.waiting) > COUNTED_EXACTLY:
+            return self.ahead(lane)
+        same = (w.span for w in self.waiting.values() if w.lane == lane and w[:2] < (tag, seq))
+        return sum(self.backlog[:lane]) + sum(same)
 
     # --- kept places
 

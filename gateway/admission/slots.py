@@ -130,7 +130,7 @@ class SlotLog:
     def adopt(self, old: SlotLog, i: int, j: int, sums: list[int]) -> None:
         """Dimension `i` of this log holds what dimension `j` of a log of the same width held."""
         for number, cell in old.slots.items():
-            if cell[j]:
+            if cell[j] and number >= self.oldest:
                 mine = self.slots.setdefault(number, [0] * self.size)
                 mine[i] += cell[j]
                 sums[i] += cell[j]

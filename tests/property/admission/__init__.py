@@ -1,0 +1,1 @@
+"""Laws of the pool core over random histories."""
