@@ -6,6 +6,7 @@ so high that nothing ever waits: what is measured is the deciding, not the waiti
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -174,10 +175,11 @@ async def features(gateway: Governed) -> list[str]:
             found.append("admission:local")
     if b"tidegate-call-id:" in headers:
         found.append("response-headers")
+    await asyncio.sleep(1.1)  # a page is rendered at most once a second
     page = await generator.fetch(gateway.server.admin_port, "/metrics")
     if b"tidegate_" in page and page != before:
         found.append("metrics")
-    if b"breaker" in page:
+    if b"tidegate_breaker_failures" in page:
         found.append("breaker")
     if b"tidegate_tokenizer_exact 1" in page:
         found.append("tokenizer:exact")
