@@ -2,7 +2,7 @@
 
 `python -m loadtests.streams --json` (about 60 s):
 
-* events: 64 streams at once, each event on its own, gateway and control in alternating pairs, CPU per event;
+* events: 64 streams at once, each event on its own, gateway and control in alternating pairs;
 * lockstep: the upstream sends the next event only when the client has seen the last one, so a
   buffer
   anywhere stalls the stream for good; a stall is an event that did not come within a second;
