@@ -125,7 +125,7 @@ class Edge:
         received = self._clock.now()
         # Sortable by time, unguessable enough to name a call in a ticket.
         call_id = f"{received // 1000:011x}{self._rng.getrandbits(52):013x}"
-        outlet = Outlet(scope, send, call_id=call_id)
+        outlet = Outlet(scope, send, call_id=call_id, begun=received)
         outlet.closing = self.draining
         head = framing.Head()
         try:
@@ -150,13 +150,11 @@ class Edge:
             self._hosts = framing.HostRule(rules)
         path = _raw_path(scope)
         outlet.client = head.client
-        outlet.dialect = routes.dialect_of(path)
-        outlet.family = routes.family_of(path, anthropic=head.anthropic)
         server = scope.get("server")
         if not self._hosts.allows(head.host, server[0] if server else ""):
             raise MalformedCall(
                 f"Host {head.host.decode('latin-1')[:128]!r} is not one this listener answers to; "
-                "add it to listeners.allowed_hosts.",
+                "add it to edge.allowed_hosts",
                 code="host_not_allowed",
                 because="edge.allowed_hosts",
             )
@@ -180,13 +178,11 @@ class Edge:
 
     def _check_room(self, rules: EdgeRules) -> None:
         if self.draining:
-            raise Draining(
-                "Tidegate is stopping; the call was not begun. Try again.", retry_after=SOFT
-            )
+            raise Draining("The process is stopping; the call was not begun", retry_after=SOFT)
         if len(self._flights) >= rules.max_in_flight:
             raise QueueFull(
-                f"Tidegate has {rules.max_in_flight} calls under way, its own limit "
-                "(listeners.max_in_flight). Try again.",
+                f"{rules.max_in_flight} calls are under way, the gateway's own limit "
+                "(edge.max_in_flight)",
                 retry_after=SOFT,
                 because="edge.max_in_flight",
             )
@@ -267,7 +263,7 @@ class Edge:
             if flight.why is not End.DRAINED or flight.task is None:
                 raise
             flight.task.uncancel()
-            return Draining("Tidegate is stopping; the call was ended.", retry_after=SOFT)
+            return Draining("The process is stopping; the call was ended", retry_after=SOFT)
         except GatewayError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the last line: escapes get an answer
@@ -331,9 +327,9 @@ class Edge:
         self, outlet: Outlet, scope: Scope, head: Head, receive: Receive, error: GatewayError
     ) -> None:
         path = _raw_path(scope)
+        outlet.dialect = routes.dialect_of(path)
+        outlet.family = routes.family_of(path, anthropic=head.anthropic)
         if not head.host:  # the head itself was refused: nothing of this connection can be trusted
-            outlet.dialect = routes.dialect_of(path)
-            outlet.family = routes.family_of(path)
             outlet.closing = True
         self._hooks.refused(outlet.call_id, error)
         linger = self._lingering(outlet, head, receive, unread=head.has_body)
@@ -426,7 +422,7 @@ def _check_origin(head: Head, rules: EdgeRules) -> None:
         return
     if not cors.allowed(head.origin, rules.cors_origins):
         raise Forbidden(
-            "Requests of web pages need a credential or an origin named in listeners.cors_origins.",
+            "Requests of web pages need a credential or an origin named in edge.cors_origins",
             because="edge.cors_origins",
         )
 
@@ -441,7 +437,7 @@ def _preflight(scope: Scope, head: Head, rules: EdgeRules) -> list[tuple[bytes, 
 
 def _internal(call_id: str) -> GatewayError:
     return GatewayError(
-        f"Tidegate failed inside; this is not the provider's fault. Call {call_id} is in its log."
+        f"The gateway failed inside; the provider is not at fault. Its log has call {call_id}"
     )
 
 
