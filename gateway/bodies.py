@@ -56,9 +56,8 @@ class ClientGone(Exception):
 def too_large(limit: int) -> BodyTooLarge:
     """The refusal that names Tidegate: clients blame images or the provider for any other 413."""
     return BodyTooLarge(
-        f"Tidegate, the gateway in front of the provider, accepts request bodies up to {limit} "
-        "bytes, and this one is larger. The limit is the gateway's own (listeners.max_body), not "
-        "the provider's.",
+        f"The request body is larger than the {limit} bytes that this gateway accepts. The limit "
+        "is the gateway's own (edge.max_body), not the provider's",
         because="edge.max_body",
     )
 
@@ -276,7 +275,7 @@ class Unpacking:
         make = _CODINGS.get(coding)
         if make is None:
             raise UnknownCoding(
-                f"Tidegate cannot read the content coding {coding[:64]!r}; it reads "
+                f"The gateway cannot read the content coding {coding[:64]!r}; it reads "
                 f"{', '.join(_CODINGS)} (one at a time) and bodies without a coding."
             )
         self._coding = coding
@@ -306,7 +305,7 @@ class Unpacking:
                     self._parts.clear()
                     raise BodyTooLarge(
                         f"Unpacked, this {self._coding} body exceeds {self._limit} bytes, "
-                        "Tidegate's own limit (listeners.max_body).",
+                        "the gateway's own limit (edge.max_body)",
                         because="edge.max_body",
                     )
                 self._parts.append(piece)

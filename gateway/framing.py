@@ -150,7 +150,7 @@ def _length(head: Head, value: bytes) -> None:
 
 def _transfer(head: Head, value: bytes) -> None:
     if value.strip().lower() != b"chunked":
-        raise MalformedCall("The only transfer coding Tidegate accepts is exactly 'chunked'.")
+        raise MalformedCall("The only transfer coding accepted is exactly 'chunked'.")
     head.chunked = True
 
 
@@ -193,7 +193,7 @@ def _credential(head: Head, _value: bytes) -> None:
 
 def _expect(head: Head, value: bytes) -> None:
     if value.strip().lower() != b"100-continue":
-        raise MalformedCall("The only expectation Tidegate knows is 'Expect: 100-continue'.")
+        raise MalformedCall("The only expectation known is 'Expect: 100-continue'.")
     head.expects = True
 
 
@@ -225,8 +225,9 @@ _PLAIN_SINGLETON = (True, False, None)
 class HostRule:
     """Which `Host` values this listener answers to: DNS rebinding stops here.
 
-    An empty allow-list means loopback names and the address the connection came in on; "*" means
-    any. Answers are remembered for `MAX_REMEMBERED` spellings.
+    Loopback names and the address the connection came in on always are ours (a page that rebinds
+    its own name cannot send them); the allow-list adds names and patterns, "*" is any. Answers are
+    remembered for `MAX_REMEMBERED` spellings.
     """
 
     MAX_REMEMBERED = 256
@@ -235,7 +236,7 @@ class HostRule:
 
     def __init__(self, rules: EdgeRules) -> None:
         self.rules = rules
-        names = [name.lower() for name in rules.allowed_hosts] or list(_LOCAL_NAMES)
+        names = [*_LOCAL_NAMES, *(name.lower() for name in rules.allowed_hosts)]
         self._names = frozenset(name for name in names if "*" not in name)
         self._patterns = tuple(name for name in names if "*" in name)
         self._remembered: dict[tuple[bytes, str], bool] = {}
@@ -265,9 +266,7 @@ class HostRule:
             return True
         if any(fnmatchcase(bare, pattern) for pattern in self._patterns):
             return True
-        if self.rules.allowed_hosts or listener in _ANY_ADDRESS:
-            return False
-        return bare in {listener.lower(), f"[{listener.lower()}]"}
+        return listener not in _ANY_ADDRESS and bare in {listener.lower(), f"[{listener.lower()}]"}
 
 
 def secret_in_query(query: bytes) -> str | None:

@@ -79,12 +79,12 @@ class Intake:
         twice = duplicate_keys(body, MODEL_KEYS)
         if twice is not None:
             raise MalformedCall(
-                f"The key {twice!r} stands twice; Tidegate and the provider might read different "
-                "ones.",
+                f"The key {twice!r} stands twice; gateway and provider might read different ones.",
                 param=twice,
             )
         call.fields = CODECS[call.dialect].fields(parsed)
         call.parsed = parsed
+        flight.outlet.model = call.fields.model
 
     def _hold(self, flight: Flight, size: int) -> None:
         """The bytes count as held by this call."""
@@ -92,7 +92,7 @@ class Intake:
         flight.held = size
         if self.held > MAX_HELD:
             raise QueueFull(
-                "Tidegate holds as many bytes of requests as it may. Try again.", retry_after=SOFT
+                "The gateway holds as many bytes of requests as it may", retry_after=SOFT
             )
 
     async def _unpacked(self, body: bytes, coding: str, limit: int) -> bytes:

@@ -83,8 +83,7 @@ class Keeper:
         if self._form is not keepalive.Form.OPENING or self._outlet.opening is not None:
             return keepalive.beat(self._form, self._outlet.opening)
         opening = self._outlet.opening = keepalive.ResponsesOpening(f"resp_{self._call.id}")
-        fields = self._call.fields
-        name, body = opening.created(model=fields.model if fields else "", at=self._call.received)
+        name, body = opening.created(model=self._outlet.model, at=self._call.received)
         return sse.frame(orjson.dumps(body), name)
 
     async def stop(self) -> None:

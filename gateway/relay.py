@@ -95,6 +95,7 @@ class Outlet:
 
     Attributes:
         always: Headers that go on whatever head is sent: call id, CORS.
+        model, begun: What a Responses event must repeat.
         dialect, family, client: In whose language refusals are put.
         started: A head was sent.
         answered: That head, or bytes after it, are an upstream's.
@@ -105,16 +106,18 @@ class Outlet:
 
     __slots__ = (
         "_clock", "_method", "_moves", "_on_stall", "_seen", "_send", "_stream", "_tail",
-        "_timer", "always", "answered", "call_id", "client", "closing", "deaf", "dialect",
-        "family", "link", "opening", "over", "started", "status",
+        "_timer", "always", "answered", "begun", "call_id", "client", "closing", "deaf", "dialect",
+        "family", "link", "model", "opening", "over", "started", "status",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, send: Send, *, call_id: str) -> None:
+    def __init__(self, scope: Scope, send: Send, *, call_id: str, begun: Micros = 0) -> None:
         self._send = send
         self._method: str = scope["method"]
         extensions = scope.get("extensions")
         self.link: Link | None = extensions.get(LINK) if extensions is not None else None
         self.call_id = call_id
+        self.model = ""
+        self.begun = begun
         self.always: HeaderList = [(b"tidegate-call-id", call_id.encode())]
         self.dialect = Dialect.PASSTHROUGH
         self.family = Family.OPENAI
@@ -398,6 +401,8 @@ class Outlet:
             error,
             dialect=self.dialect,
             request_id=self.call_id,
+            model=self.model,
+            now=self.begun,
             response_id=opening.response_id if opening is not None else "",
             sequence=opening.next() if opening is not None else 0,
         )

@@ -120,7 +120,7 @@ def _beyond(method: str, path: str, *, anthropic: bool, snapshot: Snapshot) -> R
     meant = _canonical(path)
     if meant == "/mcp" or meant.startswith("/mcp/") or _reserved(meant):
         return NoSuchRoute(
-            f"Tidegate keeps {path} for an interface of its own, which this process does not "
+            f"{path} is kept for an interface of the gateway's own, which this process does not "
             "serve; it is never passed on to a provider.",
             code="not_served",
         )
@@ -171,19 +171,19 @@ def _wrong_method(method: str, path: str) -> GatewayError:
     if path == "/v1/responses" and method == "GET":
         # Codex tries a WebSocket here: 426 costs it 0.8 s, any other refusal about 7 s.
         return UpgradeRefused(
-            "Tidegate serves /v1/responses over HTTP only: send POST. WebSocket is not supported."
+            "/v1/responses is served over HTTP only: send POST. WebSocket is not supported"
         )
     return _only("POST", path)
 
 
 def _only(allow: str, path: str) -> GatewayError:
-    return MethodNotAllowed(f"Tidegate serves {path} for {allow} only.", allow=allow)
+    return MethodNotAllowed(f"{path} is served for {allow} only", allow=allow)
 
 
 def _unknown(path: str) -> GatewayError:
     shown = path if len(path) <= 120 else path[:120] + "…"
     return NoSuchRoute(
-        f"Tidegate serves no path {shown!r}. Governed are POST /v1/chat/completions, "
+        f"No path {shown!r} is served. Governed are POST /v1/chat/completions, "
         "/v1/completions, /v1/responses, /v1/embeddings, /v1/messages, "
         "/v1/messages/count_tokens and GET /v1/models; policy may name further ones "
         "(providers.*.passthrough)."

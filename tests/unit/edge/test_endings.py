@@ -611,8 +611,10 @@ def test_the_policy_of_the_moment_is_pinned():
             stage.snapshot = Snapshot(
                 revision=2, digest="e", edge=EdgeRules(allowed_hosts=("new.example",))
             )
-            assert (await stage.ask()).status == 400
-            assert (await stage.ask(headers=[(b"host", b"new.example")])).status == 200
+            new = [(b"host", b"new.example")]
+            assert (await stage.ask(headers=new)).status == 200
+            stage.snapshot = Snapshot(revision=3, digest="f")
+            assert (await stage.ask(headers=new)).status == 400
             await one.done()
 
     run(main())
