@@ -1,7 +1,7 @@
 """The edge behind real uvicorn, spoken to in raw bytes, on both of its HTTP protocols.
 
-httptools runs with `gateway.connection` in front, as it is served; h11 runs as it is. The two parsers
-let different malformed heads through, so every case is sent to both.
+httptools runs with `gateway.connection` in front, as it is served; h11 runs as it is. The two
+parsers let different malformed heads through, so every case is sent to both.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def serve(http: str, *answers: Answer, **rules: object) -> AsyncIterator[S
         )
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         running = asyncio.create_task(server.serve(sockets=[sock]))
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn offers no event
             await asyncio.sleep(0.01)
         served = Served(edge, service, sock.getsockname()[1], crashed, tasks, server)
         try:
@@ -505,7 +505,7 @@ def test_a_client_that_leaves_is_noticed_within_a_second(http, stage, reset):
             writer.close()
             loop = asyncio.get_running_loop()
             began = loop.time()
-            while served.edge.in_flight and loop.time() - began < 3:
+            while served.edge.in_flight and loop.time() - began < 3:  # noqa: ASYNC110 - measured
                 await asyncio.sleep(0.01)
             assert loop.time() - began < 1.0
             await served.settled()
