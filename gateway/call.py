@@ -317,6 +317,7 @@ class Reply:
         source: The body.
         kind: What a bad answer means; None where the answer is good.
         code: The body's own error code, for breakers and logs; "" where none.
+        spares_pool: The refusal was one credential's and another is healthy: the quota stands.
         retry_after: The provider's word to wait, in micros from the head; None without one.
         taps: Synchronous observers of every chunk, called before it is sent; they must not raise.
         terminal: Settle saw the body's terminal mark: a cut after it is no failure.
@@ -326,7 +327,7 @@ class Reply:
 
     __slots__ = (
         "_closers", "_ended", "code", "finishing", "headers", "kind", "retry_after", "source",
-        "status", "taps", "terminal",
+        "spares_pool", "status", "taps", "terminal",
     )  # fmt: skip
 
     def __init__(self, *, status: int, headers: HeaderList, source: Source) -> None:
@@ -336,6 +337,7 @@ class Reply:
         self.kind: Kind | None = None
         self.code = ""
         self.retry_after: Micros | None = None
+        self.spares_pool = False
         self.terminal = False
         self.taps: list[Callable[[bytes], None]] = []
         self.finishing: list[Callable[[End], bytes]] = []

@@ -417,12 +417,13 @@ def _check_secrets(query: bytes) -> None:
 
 
 def _check_origin(head: Head, rules: EdgeRules) -> None:
-    """A page of a foreign origin may not spend what a caller without credential may."""
-    if head.origin is None or head.credential or rules.anonymous is None:
-        return
-    if not cors.allowed(head.origin, rules.cors_origins):
+    """A page of a foreign origin is refused, with or without a credential (`protocols.md` §5.6).
+
+    Rewriting Host disarms the upstream's own check against DNS rebinding, so this one is ours.
+    """
+    if head.origin is not None and not cors.allowed(head.origin, rules.cors_origins):
         raise Forbidden(
-            "Requests of web pages need a credential or an origin named in edge.cors_origins",
+            "Requests of web pages need an origin that the policy names in edge.cors_origins",
             because="edge.cors_origins",
         )
 

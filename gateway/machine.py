@@ -102,7 +102,7 @@ class Machine:
         self.decisions = Decisions(redact)
         self.sources = JwksSource()
         self.identities = Identities(clock=clock, fetch=self.sources)
-        self.breakers = Breakers(on_change=self._breaker_changed)
+        self.breakers = Breakers(on_change=self._breaker_changed, on_failure=metrics.breaker_failed)
         self.credentials = Credentials(clock, rng)
         self.loaded = False
         secret = process_secret(settings.state_dir, settings.secret_file, secrets.token_bytes)

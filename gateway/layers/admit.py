@@ -310,6 +310,8 @@ def admit(admission: Admission) -> Layer:
 
             def closed(end: End) -> None:
                 outcome = REFUSALS.get(reply.kind) if reply.kind is not None else None
+                if reply.spares_pool:
+                    outcome = Outcome.FAILED
                 if outcome is None:
                     bad = reply.kind is not None or end in (End.FAILED, End.CUT, End.STALLED)
                     outcome = Outcome.FAILED if bad else Outcome.SERVED

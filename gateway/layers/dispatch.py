@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gateway.snapshot import Credential, Deployment, Provider
     from gateway.upstream import Incoming, Transport
 
+SHORTEST_SECRET = 8
+"""Shorter ones are no secrets, and replacing them would garble texts."""
 STREAM_OPTIONS = frozenset({Dialect.CHAT, Dialect.COMPLETIONS})
 
 
@@ -49,7 +51,7 @@ class Credentials:
         """Credentials that may be used for the model asked for."""
         if len(provider.credentials) < 2:
             return provider.credentials
-        model = call.fields.model if call.fields is not None else ""
+        model = call.deployment.model if call.deployment is not None else ""
         return tuple(
             one
             for one in provider.credentials
@@ -75,19 +77,21 @@ class Credentials:
             for one in self.candidates(call, provider)
         )
 
-    def refused(self, provider: Provider, credential: str, reply: Reply) -> None:
+    def refused(self, call: Call, provider: Provider, reply: Reply) -> None:
         """Take a credential out, or cool it, by what its refusal means.
 
-        A provider's only credential stays: the breaker and the pool speak for it.
+        A provider's only credential stays: the breaker and the pool speak for it. Where another one
+        is healthy, the refusal spares the pool: it was this credential's, not the quota's.
         """
         if len(provider.credentials) < 2:
             return
-        scope = f"{provider.name}/{credential}"
+        scope = f"{provider.name}/{call.credential}"
         if (reply.kind is Kind.AUTH and reply.status == 401) or reply.kind is Kind.MONEY:
             self.health.cool(scope, until=FOREVER)
         elif reply.kind in (Kind.QUOTA, Kind.PERIOD, Kind.AUTH):
             wait = min(reply.retry_after or MICRO, 300 * MICRO)
             self.health.cool(scope, until=self.clock.now() + wait)
+        reply.spares_pool = self.other_credential(call)
 
 
 def target_of(call: Call, provider: Provider) -> bytes:
@@ -132,6 +136,38 @@ def edited_body(call: Call, deployment: Deployment) -> tuple[bytes, bool]:
     if wanted:
         body = splice.splice_in(body, "stream_options", "include_usage", b"true")
     return body, wanted
+
+
+def hide_secrets(
+    reply: Reply, first: deque[bytes], provider: Provider, *, unpack: Callable[[str, bytes], bytes]
+) -> None:
+    """A refusal that quotes the credential it was sent is relayed without it.
+
+    Only bodies that were read to be judged can quote it where it would be seen; what is compressed
+    is relayed plain if it had to be changed.
+    """
+    body = b"".join(first)
+    coding = wire_headers.coding_of(reply.headers)
+    plain = unpack(coding, body) if coding else body
+    clean = plain
+    for secret in secrets_of(provider):
+        clean = clean.replace(secret, b"***")
+    if clean == plain:
+        return
+    first.clear()
+    first.append(clean)
+    reply.headers = [
+        pair for pair in reply.headers if pair[0] not in (b"content-length", b"content-encoding")
+    ]
+
+
+def secrets_of(provider: Provider) -> list[bytes]:
+    """Everything secret that this provider's requests carry."""
+    found = [one.secret.reveal() for one in provider.credentials]
+    found += [value.reveal() for _, value in provider.extra_headers]
+    if provider.query is not None:
+        found += [part.partition("=")[2] for part in provider.query.reveal().split("&")]
+    return [text.encode() for text in found if len(text) >= SHORTEST_SECRET]
 
 
 def fault_of(error: TransportFault, provider: str) -> UpstreamFault:
@@ -192,7 +228,7 @@ class Dispatch:
         finally:
             call.upstream_us += self._clock.now() - started
         if reply.kind is not None:
-            self._credentials.refused(provider, call.credential, reply)
+            self._credentials.refused(call, provider, reply)
         if self.on_status is not None:
             self.on_status(provider.name, reply.status, reply.kind)
         return reply
@@ -250,6 +286,7 @@ class Dispatch:
         reply.taps.append(source.touched)
         if error is not None:
             self._understand(reply, incoming, provider, error)
+            hide_secrets(reply, first, provider, unpack=self._decode)
         return reply
 
     def _understand(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, End, Family, Kind, Reply, Service
+from gateway.call import Call, End, Family, HeaderList, Kind, Reply, Service
 from gateway.errors import CallerFault, GatewayError, Saturated
 from gateway.wire import ratelimit_headers
 
@@ -33,6 +33,20 @@ def outcome_of(reply: Reply, end: End) -> str:
     if reply.kind is not None or end in (End.CUT, End.STALLED, End.FAILED):
         return FAILED
     return CANCELLED if end is End.DRAINED else OK
+
+
+def advice(reply: Reply) -> HeaderList:
+    """What a relayed refusal says of coming back.
+
+    The provider's word to wait is kept within what SDKs bear, but the gateway has spent its attempts:
+    an SDK that tries again at once would multiply them, so it is told not to.
+    """
+    stop = ratelimit_headers.retry_headers(None, hard=True)
+    wait = reply.retry_after
+    if wait is None or ratelimit_headers.is_hard(wait):
+        return stop
+    told = ratelimit_headers.retry_headers(wait)
+    return [pair for pair in told if pair[0] != b"x-should-retry"] + stop
 
 
 class Observing:
@@ -89,7 +103,7 @@ class Observing:
 
     def _closed(self, call: Call, reply: Reply, end: End) -> None:
         outcome = outcome_of(reply, end)
-        if call.usage is not None and reply.kind is None:
+        if call.usage is not None:
             self._metrics.settled(_model(call), call.usage)
         self._ended(call, reply.status, outcome, None)
 
@@ -115,8 +129,7 @@ class Observing:
             served = deployment.upstream_model or call.model.name
             headers.append((b"tidegate-model-served", served.encode("ascii", "replace")))
         if reply.kind is not None:
-            # The gateway has spent its attempts: an SDK that tries again multiplies them.
-            headers += ratelimit_headers.retry_headers(reply.retry_after, hard=True)
+            headers += advice(reply)
         limits = self.own_limits(call)
         if limits and call.family is not Family.MCP:
             headers += ratelimit_headers.limits_out(call.family, limits, now=now)

@@ -170,7 +170,7 @@ class Retrying:
                     return outcome
                 ruling = self._rule(call, outcome, tried)
                 if isinstance(ruling, str):
-                    return give_up(outcome)
+                    return await self._end(call, outcome)
                 await self._again(call, outcome, ruling)
 
         return serve
@@ -202,6 +202,14 @@ class Retrying:
         call.notes.append(note)
         return ruling
 
+    async def _end(self, call: Call, outcome: Reply | UpstreamFault) -> Reply:
+        if isinstance(outcome, Reply) and ours_to_mend(call, outcome):
+            await outcome.close(End.FAILED)
+            provider = call.deployment.provider.name if call.deployment is not None else "upstream"
+            text = f"{provider} refuses the gateway's own credential; its operator must act."
+            raise UpstreamUnreachable(text, code="upstream_unauthorized")
+        return give_up(outcome)
+
     async def _again(self, call: Call, outcome: Reply | UpstreamFault, ruling: Again) -> None:
         if self.on_retry is not None:
             self.on_retry(ruling.why)
@@ -231,3 +239,8 @@ def give_up(outcome: Reply | UpstreamFault) -> Reply:
     if isinstance(outcome, UpstreamFault):
         raise outcome
     return outcome
+
+
+def ours_to_mend(call: Call, reply: Reply) -> bool:
+    """Whether the upstream refused *our* credential: no fault of the caller, whose own was fine."""
+    return reply.kind is Kind.AUTH and reply.status == 401 and call.credential != ""

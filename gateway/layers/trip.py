@@ -35,14 +35,20 @@ class Breakers:
 
     Attributes:
         on_change: Called with scope and breaker after every change of state, for metrics and log.
+        on_failure: Called with the scope of every failure counted, for metrics.
     """
 
-    __slots__ = ("_by_scope", "_waiting", "on_change")
+    __slots__ = ("_by_scope", "_waiting", "on_change", "on_failure")
 
-    def __init__(self, on_change: Callable[[str, Breaker], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_change: Callable[[str, Breaker], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
         self._by_scope: OrderedDict[str, Breaker] = OrderedDict()
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self.on_change = on_change
+        self.on_failure = on_failure
 
     def of(self, scope: str, rules: BreakerRules) -> Breaker:
         """The breaker of this scope, made when first asked for."""
@@ -140,6 +146,8 @@ class _Verdict:
         if self.told:
             return
         self.told = True
+        if self.breakers.on_failure is not None:
+            self.breakers.on_failure(self.scope)
         before = self.breaker.version
         changed = self.breaker.failed(
             now=self.clock.now(), rng=self.rng, reason=reason, hint=hint, probe=self.probe
