@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,7 +209,9 @@ def run(
                 await rig.transport.close()
                 server.close()
                 for link in rig.links:
-                    link.writer.transport.abort()
+                    # CPython 3.11 forgets its loop when a close has flushed, and abort trips on it.
+                    with contextlib.suppress(AttributeError):
+                        link.writer.transport.abort()
                 for link in rig.links:
                     await link.ended.wait()
         assert ours() == {asyncio.current_task()}
@@ -991,6 +994,35 @@ def test_an_upstream_that_stops_reading_slows_the_upload_down(drive: Drive) -> N
 
     stop = asyncio.Event()
     drive(case, script)
+
+
+def test_leaving_an_upload_that_nobody_reads_does_not_wait_for_it(drive_aiohttp: Drive) -> None:
+    """A graceful close would keep the socket until the upstream has read what is buffered."""
+
+    async def script(link: Link) -> None:
+        link.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await link.reader.readuntil(b"\r\n\r\n")
+        link.writer.transport.pause_reading()
+        await stop.wait()
+        link.reset()
+
+    async def case(rig: Rig) -> None:
+        task = asyncio.create_task(rig.send(body=b"x" * 8_000_000))
+        await asyncio.sleep(0.2)
+        before = sockets()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)
+        assert sockets() == before - 1
+        stop.set()
+
+    def sockets() -> int:
+        links = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        return sum(str(link).startswith("socket:") for link in links)
+
+    stop = asyncio.Event()
+    drive_aiohttp(case, script)
 
 
 def test_a_half_closed_upstream_still_answers(drive: Drive) -> None:
