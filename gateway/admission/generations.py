@@ -37,8 +37,6 @@ def change_rules(core: PoolCore, spec: PoolSpec) -> None:
         _regenerate(core, old, spec)
     if old.spread != spec.spread:
         core.meter.respread(spec.spread)
-    if old.lease != spec.lease:
-        core.leases.reorder()
     if spec.mode is Mode.ENFORCE:
         _weed(core)
 

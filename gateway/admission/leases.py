@@ -2,7 +2,8 @@
 
 An entry with its own end, never a counter whose time to live each increment refreshes: that one
 never heals. Leases of one pool are equally long, so the order of granting and renewing is the order
-of ending, and the next end is found without searching.
+of ending, and the next end is found without searching. When a reload shortens them, a newer lease
+may lie behind older, longer ones and ends with those: late by the old length at most, never early.
 """
 
 from __future__ import annotations
@@ -78,10 +79,6 @@ class Leases:
             if rid is None or self.held[rid].end > now:
                 return
             del self.held[rid]
-
-    def reorder(self) -> None:
-        """Leases of another length follow: the order of ending is made anew."""
-        self.held = OrderedDict(sorted(self.held.items(), key=lambda item: item[1].end))
 
     def shift(self, by: Micros) -> None:
         """The clock stepped."""

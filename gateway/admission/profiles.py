@@ -176,11 +176,11 @@ class _Unit:
 
 
 LIMITS: Mapping[str, _Unit] = {
+    "rps": _Unit("requests", MICRO),
     "rpm": _Unit("requests", MINUTE),
     "tpm": _Unit("tokens", MINUTE),
     "itpm": _Unit("input", MINUTE),
     "otpm": _Unit("output", MINUTE),
-    "rps": _Unit("requests", MICRO),
     "rph": _Unit("requests", HOUR),
     "tph": _Unit("tokens", HOUR),
     "rpd": _Unit("requests", DAY, "day"),
