@@ -78,7 +78,6 @@ class Head:
     origin: bytes | None = None
     client: ClientKind = ClientKind.SDK
     anthropic: bool = False
-    credential: bool = False
     expects: bool = False
 
     @property
@@ -187,10 +186,6 @@ def _anthropic(head: Head, _value: bytes) -> None:
     head.anthropic = True
 
 
-def _credential(head: Head, _value: bytes) -> None:
-    head.credential = True
-
-
 def _expect(head: Head, value: bytes) -> None:
     if value.strip().lower() != b"100-continue":
         raise MalformedCall("The only expectation known is 'Expect: 100-continue'.")
@@ -207,8 +202,6 @@ _READERS: dict[bytes, Callable[[Head, bytes], None]] = {
     b"originator": _originator,
     b"x-claude-code-session-id": _claude_code,
     b"anthropic-version": _anthropic,
-    b"authorization": _credential,
-    b"x-api-key": _credential,
     b"expect": _expect,
 }
 

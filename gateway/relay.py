@@ -10,7 +10,6 @@ Bytes pass chunk by chunk; taps see each before it is sent. Awaiting `send` is t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -30,8 +29,6 @@ from gateway.wire import refusals, sse
 from gateway.wire.headers import coding_of, is_event_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gateway.call import HeaderList, Reply
     from gateway.clock import Clock, Timer
     from gateway.errors import GatewayError
@@ -184,7 +181,7 @@ class Outlet:
         )
         names = {name for name, _ in said.headers}
         headers = said.headers + [pair for pair in extra if pair[0] not in names]
-        body = _encode(said.body)
+        body = orjson.dumps(said.body)
         await self._head(said.status, headers, length=len(body))
         if linger is not None:
             await self._push(body)
@@ -406,14 +403,7 @@ class Outlet:
             response_id=opening.response_id if opening is not None else "",
             sequence=opening.next() if opening is not None else 0,
         )
-        return sse.frame(_encode(body), name)
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError:  # a lone surrogate in something quoted: escaped, it harms nobody
-        return json.dumps(body, default=str).encode()
+        return sse.frame(orjson.dumps(body), name)
 
 
 def _at_boundary(tail: bytes) -> bool:

@@ -9,8 +9,10 @@ import brotli
 import pytest
 import zstandard
 
+from gateway import intake
 from gateway.call import End
-from gateway.snapshot import AgentRule, Provider, Snapshot
+from gateway.errors import MalformedCall
+from gateway.snapshot import Provider, Snapshot
 from tests.fixtures.asgi import CHAT, Stage
 from tests.fixtures.fake_service import Answer, FakeService
 from tests.sim.loop import run
@@ -452,16 +454,60 @@ def test_answers_and_refusals_carry_the_headers_a_page_needs():
     run(main())
 
 
-def test_a_foreign_page_may_not_spend_what_callers_without_credential_may():
-    anonymous = AgentRule(id="local", tenant="local", loopback_only=True)
-    evil = (b"origin", b"https://evil.example")
-    assert refused(headers=[evil], rules={"anonymous": anonymous}).status == 403
-    service = FakeService()
+@pytest.mark.parametrize("credential", [[], [(b"x-api-key", b"k")]])
+@pytest.mark.parametrize("origin", [b"https://evil.example", b"null", b"http://localhost:1"])
+def test_a_page_of_an_unnamed_origin_is_refused_whatever_it_holds(origin, credential):
+    one = refused(headers=[(b"origin", origin), *credential], rules=ALLOWED)
+    assert one.status == 403
+    assert one.header(b"access-control-allow-origin") is None
+
+
+def test_a_web_socket_is_closed_before_it_opens():
+    async def main():
+        async with Stage(FakeService()) as stage:
+            said = []
+
+            async def receive():
+                return {"type": "websocket.connect"}
+
+            async def send(message):
+                said.append(message["type"])
+
+            await stage.edge({"type": "websocket"}, receive, send)
+            assert said == ["websocket.close"]
+            with pytest.raises(RuntimeError):
+                await stage.edge({"type": "gopher"}, receive, send)
+
+    run(main())
+
+
+def test_all_bodies_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(intake, "MAX_HELD", 3 * len(CHAT))
 
     async def main():
-        async with Stage(service, anonymous=anonymous) as stage:
-            assert (await stage.ask(headers=[evil, (b"x-api-key", b"k")])).status == 200
+        async with Stage(FakeService(Answer(wait=5))) as stage:
+            ones = [stage.request() for _ in range(4)]
+            statuses = [(await one.done()).status for one in ones]
+            assert sorted(statuses) == [200, 200, 200, 429]
             assert (await stage.ask()).status == 200
+            await stage.nothing_left()
+
+    run(main())
+
+
+def test_a_pass_through_body_declared_too_large_is_refused_from_its_head():
+    one = refused(path="/v1/responses/r/cancel", headers=[(b"content-length", b"9" * 12)], body=b"")
+    assert one.status == 413
+
+
+def test_a_refusal_may_quote_what_no_encoder_likes():
+    service = FakeService(Answer(error=MalformedCall("no model '\ud800'", param="\udfff")))
+
+    async def main():
+        async with Stage(service) as stage:
+            one = await stage.ask()
+            assert one.status == 400
+            assert b"no model" in one.body
 
     run(main())
 
