@@ -242,12 +242,7 @@ class PoolCore:
         return translate(vector, spoken, self.spec.dimensions)
 
     def settle(self, now: Micros, done: Settle) -> None:
-        """What a tick with this settlement does while nobody waits, without a reply.
-
-        Args:
-            now: By the pool's clock.
-            done: The attempt that is over.
-        """
+        """At `now`, what a tick with this settlement does while nobody waits; no reply is made."""
         self.advance(now)
         self._settle(done)
 
@@ -598,12 +593,7 @@ class PoolCore:
     # --- rules
 
     def reconfigure(self, now: Micros, spec: PoolSpec) -> None:
-        """Other rules hold from `now` on (`generations.py`); tick at once to grant what fits now.
-
-        Args:
-            now: By the pool's clock.
-            spec: Compiled rules of the same pool.
-        """
+        """These rules hold from `now` on (`generations.py`); tick at once to grant what fits."""
         self.advance(now)
         change_rules(self, spec)
         self._chores_at = 0
