@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from asyncio import Future
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.admission.core import Admit, Ask, Late, Never, PoolSpec, Shed, Verdict
 from gateway.admission.places import Tickets
-from gateway.admission.profiles import Accounting, Profile, Usage, reserve, settle
+from gateway.admission.profiles import Accounting, Usage, reserve, settle
 from gateway.admission.store import Outcome, PoolStore
 from gateway.call import Call, End, Kind, Layer, Principal, Reply, Service, VerdictNote
 from gateway.errors import BudgetSpent, DeadlinePassed, GatewayError, NeverFits, QueueFull
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from gateway.admission.profiles import Estimate
     from gateway.clock import Clock, Timer
-
-OWN = Accounting(profile=Profile.RESERVE_SETTLE, cached_input_counts=False)
-"""How a caller's own limits are charged: up front, corrected to the reported usage at the end."""
 
 DIGESTED = 4096
 """Bytes of a body's head and tail that name a kept place: resending clients send the same bytes,
@@ -70,56 +67,71 @@ class Admission:
         self.producing: dict[str, Tokens] = {}
 
 
+class Grant(NamedTuple):
+    """One permit: its pool, what was reserved, and how it is charged."""
+
+    spec: PoolSpec
+    cost: tuple[int, ...]
+    accounting: Accounting
+
+
 class Grants:
     """The permits of one attempt, given back together and exactly once."""
 
     __slots__ = (
-        "_accounting",
-        "_admission",
-        "_call",
-        "_ended",
-        "_held",
-        "_output",
-        "_rid",
-        "_timer",
-    )
+        "_admission", "_call", "_ended", "_held", "_output", "_rid", "_timer", "_wait_for",
+    )  # fmt: skip
 
-    def __init__(self, admission: Admission, call: Call, rid: str, accounting: Accounting) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        call: Call,
+        rid: str,
+        *,
+        wait_for: Callable[[str], Micros | None] | None = None,
+    ) -> None:
         self._admission = admission
         self._call = call
         self._rid = rid
-        self._accounting = accounting
-        self._held: list[tuple[PoolSpec, tuple[int, ...]]] = []
+        self._wait_for = wait_for
+        self._held: list[Grant] = []
         self._ended = False
         self._output: Tokens = 0
         self._timer: Timer | None = None
 
-    async def take(self, specs: tuple[PoolSpec, ...], estimate: Estimate) -> None:
+    async def take(
+        self,
+        specs: tuple[PoolSpec, ...],
+        estimate: Estimate,
+        accounting_for: Callable[[str], Accounting],
+    ) -> None:
         """All pools grant, in order, or the refusal of the first that does not is raised."""
         try:
             for spec in specs:
-                await self._take_one(spec, estimate)
+                await self._take_one(spec, estimate, accounting_for(spec.name))
         except BaseException:
             self.cancel()
             raise
         if self._held:
             self._renew_later()
 
-    async def _take_one(self, spec: PoolSpec, estimate: Estimate) -> None:
+    async def _take_one(self, spec: PoolSpec, estimate: Estimate, accounting: Accounting) -> None:
         call, admission = self._call, self._admission
         store, clock = admission.store, admission.clock
-        cost = reserve(self._accounting, estimate, spec)
+        cost = reserve(accounting, estimate, spec)
         principal, tier = call.principal, call.tier
         assert principal is not None  # noqa: S101 - identify ran
         assert tier is not None  # noqa: S101 - identify ran
         rule = principal.rule
         now = clock.now()
+        patience = max(0, call.deadline - now)
+        own = self._wait_for(spec.name) if self._wait_for is not None else None
         ask = Ask(
             rid=self._rid,
             lane=tier.number,
             tenant=principal.tenant if rule.fair_by == "tenant" else principal.agent,
             weight=rule.weight,
-            deadline_in=max(0, call.deadline - now),
+            deadline_in=patience if own is None else min(patience, own),
             cost=cost,
             tag=self._tag(spec, principal, tier.number, now),
             place_key=self._place_key(principal) if spec.queue else None,
@@ -138,7 +150,7 @@ class Grants:
             admission.on_wait(spec.name, tier.number, 0)
         if not isinstance(outcome, Admit):
             raise self._refusal(spec, outcome, now)
-        self._held.append((spec, cost))
+        self._held.append(Grant(spec, cost, accounting))
         if spec.queue:
             if call.tags is None:
                 call.tags = {}
@@ -228,22 +240,22 @@ class Grants:
     # --- giving back -----------------------------------------------------------------------------
 
     def _renew_later(self) -> None:
-        lease = min(spec.lease for spec, _ in self._held)
+        lease = min(grant.spec.lease for grant in self._held)
         self._timer = self._admission.clock.after(lease // 3, self._renew)
 
     def _renew(self) -> None:
         if self._ended:
             return
-        for spec, _ in self._held:
-            self._admission.store.renew(spec.name, self._rid)
+        for grant in self._held:
+            self._admission.store.renew(grant.spec.name, self._rid)
         self._renew_later()
 
     def produce(self, output: Tokens) -> None:
         """So many tokens are expected from now until the end."""
         self._output = output
         producing = self._admission.producing
-        for spec, _ in self._held:
-            producing[spec.name] = producing.get(spec.name, 0) + output
+        for grant in self._held:
+            producing[grant.spec.name] = producing.get(grant.spec.name, 0) + output
 
     def _end(self) -> bool:
         if self._ended:
@@ -251,12 +263,12 @@ class Grants:
         self._ended = True
         if self._output:
             producing = self._admission.producing
-            for spec, _ in self._held:
-                left = producing.get(spec.name, 0) - self._output
+            for grant in self._held:
+                left = producing.get(grant.spec.name, 0) - self._output
                 if left > 0:
-                    producing[spec.name] = left
+                    producing[grant.spec.name] = left
                 else:
-                    producing.pop(spec.name, None)
+                    producing.pop(grant.spec.name, None)
         if self._timer is not None:
             self._timer.cancel()
         return True
@@ -264,15 +276,15 @@ class Grants:
     def cancel(self) -> None:
         """Nothing was sent: everything comes back, requests included."""
         if self._end():
-            for spec, _ in reversed(self._held):
-                self._admission.store.cancel(spec.name, self._rid)
+            for grant in reversed(self._held):
+                self._admission.store.cancel(grant.spec.name, self._rid)
 
     def settle(self, outcome: Outcome, usage: Usage | None, retry_after: Micros | None) -> None:
         """Sent: the meter holds what it cost; None of usage leaves the reservation standing."""
         if not self._end():
             return
-        for spec, cost in self._held:
-            actual = settle(self._accounting, usage, cost, spec, outcome)
+        for spec, cost, accounting in self._held:
+            actual = settle(accounting, usage, cost, spec, outcome)
             self._admission.store.settle(
                 spec.name, self._rid, outcome=outcome, actual=actual, retry_after=retry_after or 0
             )
@@ -294,8 +306,8 @@ def admit(admission: Admission) -> Layer:
             if deployment is None or estimate is None or not deployment.pools:
                 return await inner(call)
             rid = f"{call.id}.{call.attempt}"
-            grants = Grants(admission, call, rid, deployment.accounting)
-            await grants.take(deployment.pools, estimate)
+            grants = Grants(admission, call, rid)
+            await grants.take(deployment.pools, estimate, lambda _pool: deployment.accounting)
             grants.produce(estimate.output)
             call.reserved = estimate.input + estimate.output
             call.sent = False
@@ -333,8 +345,9 @@ def admit_caller(admission: Admission) -> Layer:
             principal, estimate = call.principal, call.estimate
             if principal is None or estimate is None or not principal.pools:
                 return await inner(call)
-            grants = Grants(admission, call, call.id, OWN)
-            await grants.take(principal.pools, estimate)
+            rule = principal.rule
+            grants = Grants(admission, call, call.id, wait_for=rule.wait_for)
+            await grants.take(principal.pools, estimate, rule.accounting_for)
             call.reserved = estimate.input + estimate.output
             try:
                 reply = await inner(call)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SHORTEST_SECRET = 8
 """Shorter ones are no secrets, and replacing them would garble texts."""
+COOLED = frozenset({Kind.QUOTA, Kind.RAMP, Kind.PERIOD, Kind.AUTH})
+"""Refusals that send the credential they met aside for a while."""
 STREAM_OPTIONS = frozenset({Dialect.CHAT, Dialect.COMPLETIONS})
 
 
@@ -88,7 +90,7 @@ class Credentials:
         scope = f"{provider.name}/{call.credential}"
         if (reply.kind is Kind.AUTH and reply.status == 401) or reply.kind is Kind.MONEY:
             self.health.cool(scope, until=FOREVER)
-        elif reply.kind in (Kind.QUOTA, Kind.PERIOD, Kind.AUTH):
+        elif reply.kind in COOLED:
             wait = min(reply.retry_after or MICRO, 300 * MICRO)
             self.health.cool(scope, until=self.clock.now() + wait)
         reply.spares_pool = self.other_credential(call)

@@ -38,7 +38,7 @@ def outcome_of(reply: Reply, end: End) -> str:
 def advice(reply: Reply) -> HeaderList:
     """What a relayed refusal says of coming back.
 
-    The provider's word to wait is kept within what SDKs bear, but the gateway has spent its attempts:
+    The provider's word to wait is kept within what SDKs bear, but the gateway has spent its tries:
     an SDK that tries again at once would multiply them, so it is told not to.
     """
     stop = ratelimit_headers.retry_headers(None, hard=True)

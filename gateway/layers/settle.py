@@ -15,7 +15,7 @@ import orjson
 
 from gateway.bodies import Unpacking
 from gateway.call import Call, Dialect, End, Estimate, Kind, Reply, Service, Usage
-from gateway.errors import GatewayError, StreamCut
+from gateway.errors import GatewayError, StreamCut, UpstreamTimeout
 from gateway.snapshot import Price
 from gateway.wire import headers as wire_headers
 from gateway.wire import refusals
@@ -195,10 +195,11 @@ class _Stream:
         reader = self.reader
         if reader.terminal or reader.failure is not None or self.coding:
             return b""
-        if end is not End.COMPLETE:
-            return b""
         call = self.call
-        error = StreamCut("The upstream's stream ended without its terminal mark.")
+        if end is not End.COMPLETE and call.dialect is not Dialect.RESPONSES:
+            return b""  # the outlet has its own words
+        # Responses: only here is known which response failed, and SDKs hold events to its id.
+        error = _BROKEN.get(end, StreamCut)(_WHY.get(end, _UNMARKED))
         name, body = refusals.in_band(
             error,
             dialect=call.dialect,
@@ -334,5 +335,11 @@ class Settling:
             self.learn(call, call.usage)
 
 
+_UNMARKED = "The upstream's stream ended without its terminal mark."
+_WHY = {
+    End.CUT: "The upstream broke the answer off before its end.",
+    End.STALLED: "The upstream sent nothing more in time.",
+}
+_BROKEN: dict[End, type[GatewayError]] = {End.STALLED: UpstreamTimeout}
 _NO_OUTPUT = Estimate(input=0, output=0)
 _FREE = Price()
