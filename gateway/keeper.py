@@ -52,7 +52,7 @@ class Keeper:
         self._spawn = spawn
         self._sent = 0
         self._shot: asyncio.Task[None] | None = None
-        self._form = keepalive.form(call.dialect, stream=True)
+        self._form = keepalive.form(call.dialect, stream=True, client=call.client)
         self._stopped = self._form is keepalive.Form.SILENCE
         first = min(tier.keepalive_after for tier in call.snapshot.tiers)
         self._timer: Timer = clock.after(first, self._due)

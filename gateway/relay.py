@@ -27,12 +27,12 @@ from gateway.units import MICRO, Micros
 from gateway.upstream import TransportFault
 from gateway.wire import refusals, sse
 from gateway.wire.headers import coding_of, is_event_stream
+from gateway.wire.keepalive import ResponsesOpening
 
 if TYPE_CHECKING:
     from gateway.call import HeaderList, Reply
     from gateway.clock import Clock, Timer
     from gateway.errors import GatewayError
-    from gateway.wire.keepalive import ResponsesOpening
 
 Message: TypeAlias = "MutableMapping[str, Any]"
 Scope: TypeAlias = Message
@@ -394,6 +394,12 @@ class Outlet:
 
     def _in_band(self, error: GatewayError) -> bytes:
         opening = self.opening
+        before = b""
+        if opening is None and self.dialect is Dialect.RESPONSES and not self.answered:
+            # SDKs refuse any event, a failure too, before the one that opens a response.
+            opening = ResponsesOpening(f"resp_{self.call_id}")
+            name, body = opening.created(model=self.model, at=self.begun)
+            before = sse.frame(orjson.dumps(body), name)
         name, body = refusals.in_band(
             error,
             dialect=self.dialect,
@@ -403,7 +409,7 @@ class Outlet:
             response_id=opening.response_id if opening is not None else "",
             sequence=opening.next() if opening is not None else 0,
         )
-        return sse.frame(orjson.dumps(body), name)
+        return before + sse.frame(orjson.dumps(body), name)
 
 
 def _at_boundary(tail: bytes) -> bool:

@@ -7,8 +7,10 @@ clients):
 * Chat: a comment line *without* a blank line. A blank line after an event with an id dispatches an
   empty event in some versions (openai-python#2722); a `ping` event surfaces with `choices=None`.
 * Messages: a `ping` event.
-* Responses: an own `response.created`, then `keepalive` events; the upstream's `response.created`
-  is swallowed: openai-py refuses any event before the first one, and a second is a new response.
+* Responses: a comment. openai-py refuses any event before `response.created`, and since 3.57 also
+  later ones whose response has another id, which no opening of ours could foresee.
+* Responses of Codex, which counts silence and hears no comments: an own `response.created`, then
+  `keepalive` events; the upstream's `response.created` is swallowed, for it would be another one.
 * MCP: a comment. Gemini, and every answer that is plain JSON: silence.
 
 After the first upstream byte nothing is sent but a final error event.
@@ -20,7 +22,7 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gateway.call import Dialect
+from gateway.call import ClientKind, Dialect
 from gateway.units import MICRO
 from gateway.wire import sse
 
@@ -59,13 +61,15 @@ _STREAMED = {
     Dialect.CHAT: Form.COMMENT,
     Dialect.COMPLETIONS: Form.COMMENT,
     Dialect.MESSAGES: Form.PING,
-    Dialect.RESPONSES: Form.OPENING,
+    Dialect.RESPONSES: Form.COMMENT,
     Dialect.MCP: Form.COMMENT,
 }
 
 
-def form(dialect: Dialect, *, stream: bool) -> Form:
+def form(dialect: Dialect, *, stream: bool, client: ClientKind = ClientKind.SDK) -> Form:
     """The form of keep-alive this answer allows."""
+    if stream and dialect is Dialect.RESPONSES and client is ClientKind.CODEX:
+        return Form.OPENING
     return _STREAMED.get(dialect, Form.SILENCE) if stream else Form.SILENCE
 
 

@@ -67,6 +67,9 @@ def exchanges() -> dict[str, str]:
     found["codex refused"] = ask(
         Answer(error=FULL), path="/v1/responses", headers=CODEX, body=RESPONSES_STREAM
     )
+    found["codex refused while kept alive"] = ask(
+        Answer(wait=30, error=FULL), path="/v1/responses", headers=CODEX, body=RESPONSES_STREAM
+    )
     found["upgrade"] = ask(Answer(), "GET", "/v1/responses", body=[])
     found["reserved"] = ask(Answer(), "POST", "/v1/tasks", body=b"{}")
     found["nowhere"] = ask(Answer(), "GET", "/v2/chat", body=[])

@@ -409,15 +409,27 @@ def test_a_messages_stream_is_kept_alive_by_pings():
     play(script, Answer(wait=15, headers=list(SSE), body=[EVENT]))
 
 
+def test_a_responses_stream_of_an_sdk_is_kept_alive_by_comments_and_then_relayed_untouched():
+    # openai-py holds every later event to the id of the response that was opened first.
+    created = b'event: response.created\ndata: {"type":"response.created","response":{}}\n\n'
+
+    async def script(stage):
+        one = await stage.ask(path="/v1/responses", body=RESPONSES_STREAM)
+        assert one.body == b": queued\n" * 2 + created
+
+    play(script, Answer(wait=30, headers=list(SSE), body=[created]))
+
+
 @pytest.mark.parametrize("cut", [1, 7, 1000])
-def test_a_responses_stream_has_one_response_created(cut):
+def test_a_responses_stream_of_codex_has_one_response_created(cut):
     created = b'event: response.created\ndata: {"type":"response.created","response":{}}\n\n'
     delta = b'event: response.output_text.delta\ndata: {"type":"x","delta":"ok"}\n\n'
     whole = b": hi\n\n" + created + delta
     parts = [whole[i : i + cut] for i in range(0, len(whole), cut)]
 
     async def script(stage):
-        one = await stage.ask(path="/v1/responses", body=RESPONSES_STREAM)
+        codex = [(b"originator", b"codex_exec")]
+        one = await stage.ask(path="/v1/responses", headers=codex, body=RESPONSES_STREAM)
         assert one.complete
         assert one.body.count(b"event: response.created") == 1
         assert one.body.index(b"response.created") < one.body.index(b"event: keepalive")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.call import Dialect
+from gateway.call import ClientKind, Dialect
 from gateway.wire import keepalive, sse
 from gateway.wire.keepalive import Form, ResponsesOpening
 
@@ -14,7 +14,7 @@ from gateway.wire.keepalive import Form, ResponsesOpening
 @pytest.mark.parametrize(
     ("dialect", "form"),
     [(Dialect.CHAT, Form.COMMENT), (Dialect.COMPLETIONS, Form.COMMENT),
-     (Dialect.MESSAGES, Form.PING), (Dialect.RESPONSES, Form.OPENING), (Dialect.MCP, Form.COMMENT),
+     (Dialect.MESSAGES, Form.PING), (Dialect.RESPONSES, Form.COMMENT), (Dialect.MCP, Form.COMMENT),
      (Dialect.EMBEDDINGS, Form.SILENCE), (Dialect.PASSTHROUGH, Form.SILENCE),
      (Dialect.COUNT_TOKENS, Form.SILENCE)],
 )  # fmt: skip
@@ -23,6 +23,13 @@ def test_each_dialects_streams_have_their_form_and_plain_answers_silence(
 ) -> None:
     assert keepalive.form(dialect, stream=True) is form
     assert keepalive.form(dialect, stream=False) is Form.SILENCE
+
+
+def test_only_codex_hears_a_response_opened_that_no_upstream_made() -> None:
+    codex = ClientKind.CODEX
+    assert keepalive.form(Dialect.RESPONSES, stream=True, client=codex) is Form.OPENING
+    assert keepalive.form(Dialect.RESPONSES, stream=False, client=codex) is Form.SILENCE
+    assert keepalive.form(Dialect.CHAT, stream=True, client=codex) is Form.COMMENT
 
 
 def test_a_comment_ends_its_line_and_dispatches_nothing() -> None:
