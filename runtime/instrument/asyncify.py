@@ -1,0 +1,156 @@
+"""Binaryen's Asyncify: a checked module becomes one that can unwind its stack and rewind it.
+
+`asyncify` calls libbinaryen (PyPI `icpp-binaryen`) through ctypes **in this process**. On bad input
+Binaryen aborts the process and on large input it takes gigabytes, so only the bounded child of
+`register.py` may call it. An unknown pass argument is silently ignored by Binaryen, therefore the
+result is inspected: it must export Asyncify's four functions and hold one more memory, of the size
+asked for, which is then exported as `__astk`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Final
+
+from runtime.errors import ModuleRefused
+from runtime.instrument import checks, decode
+
+STACK_PAGES: Final = 9
+"""Native stack limit (512 KiB) plus a page: a saved frame was never larger than its native one."""
+DISTRIBUTION: Final = "icpp-binaryen"
+EXPORTS: Final = tuple(
+    f"asyncify_{verb}_{what}" for verb in ("start", "stop") for what in ("unwind", "rewind")
+)
+
+
+class _Written(ctypes.Structure):
+    _fields_ = (("binary", ctypes.c_void_p), ("size", ctypes.c_size_t), ("map", ctypes.c_void_p))
+
+
+def version() -> str:
+    """Name and version of the backend, part of the cache key.
+
+    Raises:
+        ModuleRefused: `instrumentation_failed`, when it is not installed.
+    """
+    try:
+        return f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}"
+    except importlib.metadata.PackageNotFoundError:
+        raise ModuleRefused(
+            "instrumentation_failed",
+            "Binaryen is not installed: pip install 'tidegate[worker]' (glibc 2.35 or newer)",
+        ) from None
+
+
+def _library() -> ctypes.CDLL:
+    version()
+    found = importlib.util.find_spec("icpp_binaryen")
+    if found is None or found.origin is None:
+        raise ModuleRefused("instrumentation_failed", "the package icpp_binaryen has no files")
+    library = ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libbinaryen.so"))
+    pointer = ctypes.c_void_p
+    library.BinaryenModuleRead.restype = pointer
+    library.BinaryenModuleRead.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    library.BinaryenFeatureAll.restype = ctypes.c_uint32
+    library.BinaryenModuleSetFeatures.argtypes = [pointer, ctypes.c_uint32]
+    library.BinaryenModuleRunPasses.argtypes = [
+        pointer, ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint32,
+    ]  # fmt: skip
+    library.BinaryenModuleOptimize.argtypes = [pointer]
+    library.BinaryenModuleValidate.argtypes = [pointer]
+    library.BinaryenModuleValidate.restype = ctypes.c_bool
+    library.BinaryenSetPassArgument.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.BinaryenModuleAllocateAndWrite.argtypes = [pointer, ctypes.c_char_p]
+    library.BinaryenModuleAllocateAndWrite.restype = _Written
+    return library
+
+
+def asyncify(wasm: bytes, suspending: tuple[str, ...], *, level: int = 1) -> bytes:
+    """The module with Asyncify applied and its stack exported as `__astk`.
+
+    Args:
+        wasm: Checked and valid: Binaryen aborts the process otherwise.
+        suspending: Imports that may suspend, each `module.name`.
+        level: Binaryen's optimization level; without any, code grows four times.
+
+    Raises:
+        ModuleRefused: `instrumentation_failed`.
+    """
+    library = _library()
+    library.BinaryenSetOptimizeLevel(level)
+    library.BinaryenSetShrinkLevel(0)
+    library.BinaryenClearPassArguments()
+    for key, value in (
+        ("asyncify-imports", ",".join(suspending)),
+        ("asyncify-in-secondary-memory", "1"),
+        ("asyncify-secondary-memory-size", str(STACK_PAGES)),
+    ):
+        library.BinaryenSetPassArgument(key.encode(), value.encode())
+    source = ctypes.create_string_buffer(wasm, len(wasm))
+    module = library.BinaryenModuleRead(source, len(wasm))
+    library.BinaryenModuleSetFeatures(module, library.BinaryenFeatureAll())
+    library.BinaryenModuleRunPasses(module, (ctypes.c_char_p * 1)(b"asyncify"), 1)
+    library.BinaryenModuleOptimize(module)
+    written = library.BinaryenModuleAllocateAndWrite(module, None)
+    result = ctypes.string_at(written.binary, written.size)
+    memories = len(decode_memories(wasm))
+    return export_stack(result, memories)
+
+
+def decode_memories(wasm: bytes) -> list[decode.Memory]:
+    """Limits of the module's own memories."""
+    for ident, payload in _sections(wasm):
+        if ident == decode.MEMORY:
+            reader = decode.Reader(payload)
+            found = []
+            for _ in range(reader.u32()):
+                flags = reader.byte()
+                minimum = reader.u32()
+                found.append(decode.Memory(minimum, reader.u32() if flags & 1 else None))
+            return found
+    return []
+
+
+def _sections(wasm: bytes) -> list[tuple[int, bytes]]:
+    reader, out = decode.Reader(wasm, 8), []
+    while not reader.done():
+        ident = reader.byte()
+        out.append((ident, reader.take(reader.u32())))
+    return out
+
+
+def export_stack(wasm: bytes, memories: int) -> bytes:
+    """Asyncify's output with its memory exported; custom sections are dropped.
+
+    Args:
+        wasm: What Binaryen wrote.
+        memories: How many memories went in; Asyncify's is the one after them.
+
+    Raises:
+        ModuleRefused: `instrumentation_failed`: the pass did not do what was asked.
+    """
+    found = decode_memories(wasm)
+    sections = [(ident, payload) for ident, payload in _sections(wasm) if ident]
+    exports = dict(sections).get(decode.EXPORT, b"\0")
+    missing = [name for name in EXPORTS if name.encode() not in exports]
+    if len(found) != memories + 1 or missing:
+        raise ModuleRefused("instrumentation_failed", "Asyncify made no stack or no entry points")
+    if found[-1].minimum != STACK_PAGES:
+        raise ModuleRefused("instrumentation_failed", "Asyncify's stack has another size")
+    reader = decode.Reader(exports)
+    count = reader.u32()
+    name = checks.STACK.encode()
+    grown = (
+        decode.uleb(count + 1)
+        + exports[reader.at :]
+        + decode.uleb(len(name))
+        + name
+        + b"\x02"
+        + decode.uleb(memories)
+    )
+    return decode.encode(
+        [(ident, grown if ident == decode.EXPORT else payload) for ident, payload in sections]
+    )

@@ -1,0 +1,596 @@
+"""Registration: a plain module becomes a suspendable one, or gets one clear refusal.
+
+Two bounded children do the work, each a fresh process in its own group, with limits on CPU, address
+space and output, without inherited descriptors, killed at a deadline:
+
+- `instrument`: decode, feature gate, checks, Asyncify. Binaryen aborts its process on bad input, so
+  nothing else lives there.
+- `prove`: wasmtime validation, self-test, compilation. It never loads Binaryen: machine code is written
+  only by a process that parsed nothing with it.
+
+The self-test runs the plain module, the instrumented one without yields, and the instrumented one with a
+yield at every check for 20,000 checks and a move through bytes every 500; requests, output, ending and
+memory must be equal. What comes out is cached by the hash of everything it was made from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from runtime import settings
+from runtime.abi import Record, Request, State, error, seal
+from runtime.clock import cpu_us, monotonic, sleep
+from runtime.engine import Engine
+from runtime.errors import ModuleRefused
+from runtime.instrument import asyncify, checks, decode
+from runtime.sandbox import (
+    Exited,
+    Finished,
+    Loaded,
+    Outcome,
+    Preempted,
+    Sandbox,
+    Waiting,
+    load,
+)
+from runtime.snapshot import decode as decode_snapshot
+from runtime.snapshot import encode, restore
+from runtime.wasi import FUNCTIONS, SUSPENDING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import wasmtime
+
+    from runtime.instrument.cache import Cache
+
+INSTRUMENTER: Final = "1"
+"""Raised whenever the same module would come out different: running tasks stay on their old module."""
+CHILD_SECONDS: Final = 300
+CHILD_CPU: Final = 120
+CHILD_BYTES: Final = 2 << 30
+CHILD_OUTPUT: Final = 64 << 20
+TEST_CHECKS: Final = 20_000
+TEST_MOVE: Final = 500
+TEST_FEWEST: Final = 100
+TEST_EFFECTS: Final = 200
+TEST_SECONDS: Final = 10.0
+STAGES: Final = ("read", "decode", "checks", "asyncify", "validate", "self-test", "compile", "done")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a module is registered; part of its key.
+
+    Attributes:
+        main: Entry export; "" takes `_start`, else `run`.
+        arguments: Raw bits passed to it by the self-test.
+        argv, files: What the self-test's guest sees.
+        variant: `flag` or `fuel`.
+        cpu_seconds, memory_pages: Bounds that a recipe may raise.
+    """
+
+    main: str = ""
+    arguments: tuple[int, ...] = ()
+    argv: tuple[str, ...] = ("agent",)
+    files: dict[str, str] = field(default_factory=dict)
+    variant: str = "flag"
+    cpu_seconds: int = CHILD_CPU
+    memory_pages: int = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A module that can be suspended.
+
+    Attributes:
+        plain_hash, module_hash: BLAKE2b-256 of what came in and went out.
+        main: Entry export.
+        variant: Of its checks.
+        wasm: The instrumented module.
+        report: Counts, stages with CPU seconds, self-test.
+    """
+
+    plain_hash: str
+    module_hash: str
+    main: str
+    variant: str
+    wasm: bytes = field(repr=False)
+    report: dict[str, Any]
+
+
+def key_of(plain_hash: str, options: Options, backend: str) -> str:
+    """The cache key: everything the result depends on."""
+    made_from = [plain_hash, INSTRUMENTER, backend, asdict(options)]
+    return hashlib.blake2b(
+        json.dumps(made_from, sort_keys=True).encode(), digest_size=32
+    ).hexdigest()
+
+
+def register(
+    plain: bytes,
+    cache: Cache,
+    options: Options | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Registered:
+    """The suspendable form of a module, from the cache or made now.
+
+    Raises:
+        ModuleRefused: Why not, and where.
+    """
+    options = options or Options()
+    tell = progress or (lambda _stage: None)
+    tell("read")
+    most = decode.Limits().module_bytes
+    if len(plain) > most:
+        raise ModuleRefused("too_large", f"{len(plain)} bytes; {most} are allowed")
+    plain_hash = hashlib.blake2b(plain, digest_size=32).hexdigest()
+    backend = asyncify.version()
+    key = key_of(plain_hash, options, backend)
+    if (known := _cached(cache, key)) is not None:
+        tell("done")
+        return known
+    (cache.folder / "jobs").mkdir(exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=cache.folder / "jobs") as name:
+        folder = Path(name)
+        (folder / "plain.wasm").write_bytes(plain)
+        (folder / "job.json").write_text(json.dumps({**asdict(options), "plain_hash": plain_hash}))
+        report = _child("instrument", folder, options, tell)
+        report |= _child("prove", folder, options, tell)
+        wasm = (folder / "out.wasm").read_bytes()
+        machine_code = (folder / "out.cwasm").read_bytes()
+    module_hash = hashlib.blake2b(wasm, digest_size=32).hexdigest()
+    made = Registered(
+        plain_hash=plain_hash,
+        module_hash=module_hash,
+        main=report.pop("main"),
+        variant=options.variant,
+        wasm=wasm,
+        report={**report, "backend": backend, "instrumenter": INSTRUMENTER},
+    )
+    head = {name: getattr(made, name) for name in made.__slots__ if name != "wasm"}
+    text = json.dumps(head).encode()
+    cache.put("module", key, len(text).to_bytes(4, "little") + text + wasm)
+    cache.put("native", Engine().native_key(module_hash), machine_code)
+    tell("done")
+    return made
+
+
+def _cached(cache: Cache, key: str) -> Registered | None:
+    content = cache.get("module", key)
+    if content is None:
+        return None
+    size = int.from_bytes(content[:4], "little")
+    head = json.loads(content[4 : 4 + size])
+    return Registered(wasm=content[4 + size :], **head)
+
+
+def find(cache: Cache, module_hash: str) -> Registered | None:
+    """The registered module of that hash: what a snapshot names."""
+    for key in cache.entries("module"):
+        known = _cached(cache, key)
+        if known is not None and known.module_hash == module_hash:
+            return known
+    return None
+
+
+def compiled(made: Registered, engine: Engine, cache: Cache) -> wasmtime.Module:
+    """Machine code of a registered module: from this node's cache, or compiled now.
+
+    Raises:
+        ModuleRefused: `compile_failed`.
+    """
+    key = engine.native_key(made.module_hash)
+    content = cache.get("native", key)
+    if content is not None:
+        with contextlib.suppress(ModuleRefused):
+            return engine.load(content)
+    module = engine.compile(made.wasm)
+    cache.put("native", key, bytes(module.serialize()))
+    return module
+
+
+def loaded(made: Registered, engine: Engine, cache: Cache) -> Loaded:
+    """A registered module ready to make sandboxes."""
+    return load(
+        engine,
+        compiled(made, engine, cache),
+        plain_hash=made.plain_hash,
+        module_hash=made.module_hash,
+        main=made.main,
+        variant=made.variant,
+    )
+
+
+# --- the parent's side ------------------------------------------------------------------------------
+
+
+def _child(
+    stage: str, folder: Path, options: Options, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run one bounded child to its end; its report.
+
+    Raises:
+        ModuleRefused: The child's own refusal, or how it died.
+    """
+    command = [sys.executable, "-m", "runtime.instrument.register", stage, str(folder)]
+    root = Path(__file__).resolve().parents[2]
+    environment = settings.child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join(
+        one for one in (str(root), environment.get("PYTHONPATH", "")) if one
+    )
+    with (folder / f"{stage}.err").open("wb") as errors:
+        process = subprocess.Popen(  # noqa: S603  (our own module, no shell)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        timer = threading.Timer(
+            max(CHILD_SECONDS, options.cpu_seconds * 2), _kill_group, (process.pid,)
+        )
+        timer.start()
+        last, refused = "start", None
+        try:
+            for line in process.stdout or ():
+                row = _row(line)
+                if "stage" in row:
+                    last = str(row["stage"])
+                    tell(last)
+                refused = row.get("refused", refused)
+        finally:
+            timer.cancel()
+            if process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+                _kill_group(process.pid)
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+    if refused is not None:
+        raise ModuleRefused(
+            refused["code"],
+            refused["sentence"],
+            function=refused["function"],
+            offset=refused["offset"],
+        )
+    if process.returncode != 0:
+        raise _death(stage, last, process.returncode, folder / f"{stage}.err")
+    return dict(json.loads((folder / f"{stage}.json").read_text()))
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _death(stage: str, last: str, status: int, errors: Path) -> ModuleRefused:
+    text = errors.read_bytes()[-2_000:].decode(errors="replace").strip()
+    said = "; ".join(line.strip() for line in text.splitlines()[-3:])
+    name = signal.Signals(-status).name if status < 0 else f"status {status}"
+    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and not said):
+        said = "it took more time than is allowed"
+    code = "instrumentation_failed" if stage == "instrument" else "compile_failed"
+    return ModuleRefused(code, f"{last} ended with {name}: {said or 'no words'}"[:600])
+
+
+# --- the child's side -------------------------------------------------------------------------------
+
+
+def _say(**row: object) -> None:
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
+
+
+def _bound(cpu_seconds: int) -> None:
+    """Limits of this process; called before a byte of the module is read."""
+    for what, most in (
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, CHILD_BYTES),
+        (resource.RLIMIT_FSIZE, CHILD_OUTPUT),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(what)[1]
+        resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
+
+
+def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    plain = (folder / "plain.wasm").read_bytes()
+    limits = decode.Limits(memory_pages=job["memory_pages"])
+    _say(stage="decode")
+    module = decode.decode(plain, limits)
+    checks.gate(module, adapters=frozenset(), wasi=frozenset(FUNCTIONS))
+    problem = Engine().validate(plain)
+    if problem:
+        raise ModuleRefused("malformed", f"wasmtime: {problem}")
+    main = _main(module, job)
+    _say(stage="checks")
+    checked = checks.instrument(module, variant=job["variant"], limits=limits)
+    suspending = [f"{checks.YIELD_MODULE}.{checks.YIELD_NAME}"] + [
+        f"{one.module}.{one.name}"
+        for one in module.imports
+        if one.module == checks.AGENT or one.name in SUSPENDING
+    ]
+    _say(stage="asyncify")
+    begun = cpu_us()
+    wasm = asyncify.asyncify(checked.wasm, tuple(suspending))
+    (folder / "out.wasm").write_bytes(wasm)
+    return {
+        "main": main,
+        "functions": checked.functions,
+        "checks": checked.checks,
+        "cyclic": checked.cyclic,
+        "bytes_plain": len(plain),
+        "bytes_out": len(wasm),
+        "asyncify_cpu_s": round((cpu_us() - begun) / 1e6, 2),
+    }
+
+
+def _main(module: decode.Module, job: dict[str, Any]) -> str:
+    """The entry export: as told, or the usual one."""
+    functions = {one.name: one.index for one in module.exports if one.kind == 0}
+    wanted = [job["main"]] if job["main"] else ["_start", "run"]
+    name = next((one for one in wanted if one in functions), None)
+    if name is None:
+        raise ModuleRefused(
+            "untestable",
+            f"no function {' or '.join(map(repr, wanted))} is exported; name the entry",
+        )
+    if not set(module.type_of(functions[name]).params) <= decode.NUMERIC:
+        raise ModuleRefused("untestable", f"{name!r} takes more than numbers")
+    return name
+
+
+def _prove(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    wasm = (folder / "out.wasm").read_bytes()
+    engine = Engine()
+    _say(stage="validate")
+    problem = engine.validate(wasm)
+    if problem:
+        raise ModuleRefused("invalid_output", f"our own output is invalid: {problem}")
+    _say(stage="compile")
+    begun = cpu_us()
+    module = engine.compile(wasm)
+    spent = cpu_us() - begun
+    (folder / "out.cwasm").write_bytes(bytes(module.serialize()))
+    _say(stage="self-test")
+    main = json.loads((folder / "instrument.json").read_text())["main"]
+    names = {"plain_hash": job["plain_hash"], "module_hash": "self-test"}
+    plain = engine.compile((folder / "plain.wasm").read_bytes())
+    report = self_test(
+        load(engine, plain, main=main, **names),
+        load(engine, module, main=main, variant=job["variant"], **names),
+        argv=job["argv"],
+        files={path: text.encode() for path, text in job["files"].items()},
+        arguments=tuple(job["arguments"]),
+    )
+    return {"compile_cpu_s": round(spent / 1e6, 2), "self_test": report}
+
+
+# --- the self-test ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What a run did, for comparison."""
+
+    requests: list[str] = field(default_factory=list)
+    output: list[tuple[str, Any]] = field(default_factory=list)
+    ending: Outcome | None = None
+    memory: str = ""
+    yields: int = 0
+    moves: int = 0
+
+
+def denied(request: Request) -> bytes:
+    """The stub: every effect is denied, every sleep is over."""
+    at = 1_000_000 * (request.ordinal + 1)
+    if request.op == "sleep":
+        return seal({"ok": None}, request.ordinal, at)
+    if request.op == "batch":
+        refused = [error("denied", "self-test") for _ in request.calls]
+        return seal({"ok": refused}, request.ordinal, at)
+    return seal(error("denied", "self-test"), request.ordinal, at)
+
+
+@contextlib.contextmanager
+def _ticking(engine: Engine) -> Iterator[None]:
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.is_set():
+            engine.tick()
+            sleep(0.025)
+
+    thread = threading.Thread(target=tick, name="self-test-ticker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def self_test(  # noqa: PLR0913  (two programs and one input)
+    plain: Loaded,
+    stoppable: Loaded,
+    *,
+    argv: list[str],
+    files: dict[str, bytes],
+    arguments: tuple[int, ...] = (),
+    reply: Callable[[Request], bytes] = denied,
+) -> dict[str, Any]:
+    """Counts of the comparison; `untested` is true when too few checks were reached to mean much.
+
+    Raises:
+        ModuleRefused: `diverged` or `untestable`.
+    """
+    wanted = len(stoppable.program.signatures[stoppable.main].params)
+    arguments = arguments or (0,) * wanted
+    if len(arguments) != wanted:
+        raise ModuleRefused("untestable", f"{stoppable.main} takes {wanted} arguments")
+
+    def fresh() -> State:
+        return State(argv=list(argv), files=dict(files), seed="5a" * 32)
+
+    with _ticking(plain.program.engine):
+        reference = _plain(plain, fresh(), arguments, reply)
+        quiet = _stopped(stoppable, fresh(), arguments, reply, yields=0)
+        often = _stopped(stoppable, fresh(), arguments, reply, yields=TEST_CHECKS)
+    for name, trace in (("without yields", quiet), ("with a yield at every check", often)):
+        for what in ("requests", "output", "ending", "memory"):
+            if getattr(trace, what) != getattr(reference, what):
+                mine, theirs = getattr(trace, what), getattr(reference, what)
+                raise ModuleRefused(
+                    "diverged", f"{what} differ {name}: {mine!r:.120} against {theirs!r:.120}"
+                )
+    return {
+        "checks": often.yields,
+        "moves": often.moves,
+        "effects": len(often.requests),
+        "untested": often.yields < TEST_FEWEST,
+    }
+
+
+def _plain(
+    program: Loaded, state: State, arguments: tuple[int, ...], reply: Callable[[Request], bytes]
+) -> _Trace:
+    trace = _Trace()
+    holder: list[Sandbox] = []
+
+    def respond(request: Request) -> bytes:
+        trace.requests.append(request.digest)
+        answer = reply(request)
+        holder[0].state.clock_ns = max(holder[0].state.clock_ns, json.loads(answer)["at"])
+        if len(trace.requests) >= TEST_EFFECTS:
+            raise _Enough
+        return answer
+
+    sandbox = Sandbox(program, state, arguments=arguments, responder=respond)
+    holder.append(sandbox)
+    sandbox.kill_at = monotonic() + TEST_SECONDS
+    outcome = sandbox.run()
+    if len(trace.requests) >= TEST_EFFECTS:
+        outcome = Exited(-1)
+    elif isinstance(outcome, Finished | Exited) is False and getattr(outcome, "kind", "") == (
+        "unresponsive"
+    ):
+        raise ModuleRefused(
+            "untestable", f"it did not end within {TEST_SECONDS:.0f} s; give a smaller smoke input"
+        )
+    return _finish(trace, sandbox, outcome)
+
+
+class _Enough(Exception):  # noqa: N818  (an ending)
+    """So many effects that the comparison stops."""
+
+
+def _stopped(
+    program: Loaded,
+    state: State,
+    arguments: tuple[int, ...],
+    reply: Callable[[Request], bytes],
+    *,
+    yields: int,
+) -> _Trace:
+    trace = _Trace()
+    sandbox = Sandbox(program, state, arguments=arguments)
+    fuel = program.identity.variant == "fuel"
+    answer: bytes | None = None
+    while True:
+        sandbox.prepare()
+        stop = trace.yields < yields
+        if fuel:
+            sandbox.give_fuel(0 if stop else 1 << 62)
+        elif stop:
+            sandbox.ask_to_yield()
+        sandbox.kill_at = monotonic() + TEST_SECONDS * 2
+        at = None if answer is None else json.loads(answer)["at"]
+        outcome = sandbox.run(answer, at_ns=at)
+        answer = None
+        if isinstance(outcome, Waiting):
+            trace.requests.append(outcome.request.digest)
+            answer = reply(outcome.request)
+            if len(trace.requests) >= TEST_EFFECTS:
+                outcome = Exited(-1)
+                break
+        elif isinstance(outcome, Preempted):
+            trace.yields += 1
+            if trace.yields % TEST_MOVE == 0:
+                sandbox = _moved(program, sandbox)
+                trace.moves += 1
+        else:
+            break
+    return _finish(trace, sandbox, outcome)
+
+
+def _moved(program: Loaded, sandbox: Sandbox) -> Sandbox:
+    """The guest in a fresh instance, from bytes."""
+    key = bytes(32)
+    data = encode(sandbox.capture(), key)
+    records: list[Record] = sandbox.outbox
+    sandbox.close()
+    fresh = Sandbox(program, image=restore([decode_snapshot(data, key)]))
+    fresh.outbox = records
+    return fresh
+
+
+def _finish(trace: _Trace, sandbox: Sandbox, outcome: Outcome) -> _Trace:
+    trace.output = [(one.kind, one.data) for one in sandbox.outbox]
+    ended_by_us = outcome == Exited(-1)
+    trace.ending = outcome
+    if not ended_by_us and hasattr(outcome, "kind"):
+        # The words of a trap name positions in the code, which instrumentation moves.
+        trace.ending = type(outcome)(outcome.kind, "")
+    if not ended_by_us:
+        trace.memory = hashlib.blake2b(sandbox.memory(), digest_size=16).hexdigest()
+    sandbox.close()
+    return trace
+
+
+def main(arguments: list[str]) -> int:
+    """The child: stage and folder; progress and refusals as JSON lines."""
+    stage, folder = arguments[0], Path(arguments[1])
+    job = json.loads((folder / "job.json").read_text())
+    _bound(int(job["cpu_seconds"]))
+    try:
+        report = (_instrument if stage == "instrument" else _prove)(folder, job)
+    except ModuleRefused as refused:
+        _say(
+            refused={
+                "code": refused.code,
+                "sentence": refused.sentence,
+                "function": refused.function,
+                "offset": refused.offset,
+            }
+        )
+        return 0
+    (folder / f"{stage}.json").write_text(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

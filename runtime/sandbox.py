@@ -1,0 +1,537 @@
+"""The sandbox: run a slice, stop at a check, become bytes, continue from bytes.
+
+One thread at a time owns a sandbox; only its flag is touched from outside, and only under the lock of
+`slots.py`, because its address dies with the store. The protocol of a suspension:
+
+1. a check finds the flag set, or an import must wait: Asyncify unwinds, saving locals into `__astk`;
+2. the entry returns; the sandbox is at rest and can be captured;
+3. continuing calls *the same export with the same arguments*; Asyncify rewinds to the import, which
+   then answers.
+
+Entry points run in order, each of them stoppable: the module's start function, `_initialize`, then the
+main entry. Effects always suspend. Host functions never raise: see `engine.py`. How a slice ended is
+a value: `Preempted | Waiting | Exited | Finished | Trapped | HostFault`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from runtime import abi, wasi
+from runtime.abi import Pending, Record, Request, State
+from runtime.clock import cpu_us, monotonic
+from runtime.engine import HALT, VERSION, Program
+from runtime.errors import SnapshotMismatch
+from runtime.instrument import checks
+from runtime.snapshot import Identity, Image, fits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import wasmtime
+
+    from runtime.engine import Ended, Engine, Instance
+
+STRUCT_AT: Final = 16
+STACK_AT: Final = 64
+CALLS_A_SLICE: Final = 100_000
+KILL_AFTER_S: Final = 0.1
+NORMAL, UNWINDING, REWINDING = range(3)
+SHIM_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """Stopped at a check because the flag was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Stopped in an effect; continue with its reply."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The guest ended itself."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The main entry returned these raw bits."""
+
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trapped:
+    """The guest cannot go on: `stack`, `astk`, `unresponsive`, `limit`, `unreachable`, …"""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostFault:
+    """A host function failed: our defect, so back to the last snapshot, with an alert."""
+
+    where: str
+    message: str
+
+
+Outcome = Preempted | Waiting | Exited | Finished | Trapped | HostFault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A program with the identity its snapshots carry.
+
+    Attributes:
+        program: Bound and compiled.
+        identity: Goes into every snapshot.
+        globals: How many mutable globals are exported, by name.
+        main: Name of the main entry.
+    """
+
+    program: Program
+    identity: Identity
+    globals: tuple[str, ...]
+    main: str
+
+    @property
+    def plan(self) -> tuple[str, ...]:
+        """Entry points in order."""
+        first = [
+            name for name in (checks.START_EXPORT, "_initialize") if name in self.program.exports
+        ]
+        return (*(name for name in first if name != self.main), self.main)
+
+
+def load(  # noqa: PLR0913  (the identity's parts)
+    engine: Engine,
+    module: wasmtime.Module,
+    *,
+    plain_hash: str,
+    module_hash: str,
+    main: str = "_start",
+    variant: str = "flag",
+) -> Loaded:
+    """Bind a compiled module to the host functions.
+
+    Raises:
+        ModuleRefused: It has no such entry, or an import nobody serves.
+    """
+    program = Program(engine, module, handlers_for(module))
+    identity = Identity(
+        plain_hash=plain_hash,
+        module_hash=module_hash,
+        variant=variant,
+        abi=abi.VERSION,
+        shim=SHIM_VERSION,
+        arch=platform.machine(),
+        nan="canonical" if engine.canonical_nan else "native",
+        engine=f"wasmtime {VERSION}",
+    )
+    names = tuple(
+        sorted(
+            (one for one in program.exports if one.startswith("__g") and one[3:].isdigit()),
+            key=lambda one: int(one[3:]),
+        )
+    )
+    return Loaded(program=program, identity=identity, globals=names, main=main)
+
+
+class Sandbox:
+    """One guest in one instance.
+
+    Args:
+        loaded: Its program.
+        state: A new guest's state; ignored with an image.
+        image: A stopped guest to continue.
+        arguments: Raw bits for the main entry of a new guest.
+        responder: Answers effects at once, for programs that cannot suspend (self-tests only).
+
+    Raises:
+        SnapshotMismatch: The image belongs to another module or machine.
+    """
+
+    __slots__ = (
+        "_base", "_calls", "_control", "_flag", "_instance", "_mode", "_reason", "_reply", "_stack",
+        "arguments", "cpu_us", "ended", "fault_text", "kill_at", "loaded", "outbox", "pending",
+        "responder", "stack_high", "state", "step", "suspended",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        state: State | None = None,
+        *,
+        image: Image | None = None,
+        arguments: tuple[int, ...] = (),
+        responder: Callable[[Request], bytes] | None = None,
+    ) -> None:
+        if image is not None:
+            fits(image, loaded.identity)
+        self.loaded = loaded
+        self.state = state or State(argv=["agent"])
+        self.arguments = arguments
+        self.responder = responder
+        self.outbox: list[Record] = []
+        self.pending: Pending | None = None
+        self.step = 0
+        self.suspended = False
+        self.cpu_us = 0
+        self.stack_high = 0
+        self.fault_text: tuple[str, str] | None = None
+        self.ended: Outcome | None = None
+        self.kill_at: float | None = None
+        self._mode = NORMAL
+        self._reason = ""
+        self._reply = b""
+        self._calls = 0
+        self._instance: Instance = loaded.program.instance()
+        suspendable = loaded.program.suspendable
+        memory = checks.MEMORY if checks.MEMORY in loaded.program.exports else "memory"
+        self._base = memory if memory in loaded.program.exports else ""
+        self._stack = self._instance.address(checks.STACK) if suspendable else 0
+        control = self._instance.address(checks.CONTROL) if suspendable else 0
+        self._control = control
+        self._flag = ctypes.c_int32.from_address(control) if suspendable else ctypes.c_int32()
+        if image is not None:
+            self._put(image)
+
+    # --- the slice ---
+
+    @property
+    def flag_address(self) -> int:
+        """Where a 32-bit non-zero store stops the guest; valid only until `close`."""
+        return self._control
+
+    def ask_to_yield(self) -> None:
+        """Yield at the next check; from the owner's thread or under the slot's lock."""
+        self._flag.value = 1
+
+    def prepare(self) -> None:
+        """Clear the flag before the slot is published, so that no early stop is lost."""
+        self._flag.value = 0
+        self.kill_at = None
+
+    def give_fuel(self, fuel: int) -> None:
+        """Checks until the next yield, in the fuel variant."""
+        ctypes.c_int64.from_address(self._control + checks.FUEL_AT).value = fuel
+
+    def run(self, reply: bytes | None = None, *, at_ns: int | None = None) -> Outcome:
+        """One slice: until the guest stops, waits or ends.
+
+        Args:
+            reply: For a waiting guest: the reply's JSON.
+            at_ns: The reply's stamp; logical time jumps there, never back.
+
+        Raises:
+            ValueError: A reply without a wait, or the other way round, or the guest has ended.
+        """
+        if self.ended is not None:
+            raise ValueError(f"the guest has ended: {self.ended}")
+        if (reply is not None) is not (self.pending is not None):
+            raise ValueError("a waiting guest continues with a reply, any other without")
+        if reply is not None and len(reply) > abi.MAX_REPLY:
+            raise ValueError(f"a reply of {len(reply)} bytes")
+        self._reply = reply or b""
+        self._calls = 0
+        if at_ns is not None:
+            self.state.clock_ns = max(self.state.clock_ns, at_ns)
+        begun = cpu_us()
+        outcome = self._slice()
+        self.cpu_us += cpu_us() - begun
+        if not isinstance(outcome, Preempted | Waiting):
+            self.ended = outcome
+        return outcome
+
+    def _slice(self) -> Outcome:
+        plan = self.loaded.plan
+        while True:
+            name = plan[self.step]
+            last = self.step == len(plan) - 1
+            if self.suspended:
+                self.suspended = False
+                self._mode = REWINDING
+                self._instance.signal("asyncify_start_rewind", STRUCT_AT)
+            ended = self._instance.call(self, name, self.arguments if last else ())
+            if self.fault_text is not None:
+                return HostFault(*self.fault_text)
+            if self.ended is not None:
+                return self.ended
+            if ended.trap:
+                return self._trapped(ended)
+            if self._mode == UNWINDING:
+                return self._unwound()
+            if last:
+                return Finished(ended.values)
+            self.step += 1
+
+    def _unwound(self) -> Outcome:
+        self._instance.signal("asyncify_stop_unwind")
+        self._mode = NORMAL
+        self.suspended = True
+        self.stack_high = max(self.stack_high, self._saved())
+        if self._reason == "exit":
+            raise AssertionError("an exit is recorded before it unwinds")
+        if self._reason == "waiting" and self.pending is not None:
+            return Waiting(self.pending.request)
+        return Preempted()
+
+    def _trapped(self, ended: Ended) -> Trapped:
+        kind = "astk" if self._mode == UNWINDING else ended.trap
+        return Trapped(kind, ended.message.partition("\n")[0])
+
+    def _begin_unwind(self, reason: str) -> None:
+        self._reason = reason
+        size = checks_stack_bytes(self._instance)
+        ctypes.memmove(self._stack + STRUCT_AT, struct.pack("<II", STACK_AT, size), 8)
+        self._instance.signal("asyncify_start_unwind", STRUCT_AT)
+        self._mode = UNWINDING
+
+    def _saved(self) -> int:
+        return int(ctypes.c_uint32.from_address(self._stack + STRUCT_AT).value)
+
+    # --- what host functions use ---
+
+    def read(self, at: int, size: int) -> bytes:
+        """Bytes of the guest's memory."""
+        if not self._base or at + size > self._instance.size(self._base):
+            raise wasi.BadPointer
+        return ctypes.string_at(self._instance.address(self._base) + at, size)
+
+    def write(self, at: int, data: bytes) -> None:
+        """Into the guest's memory."""
+        if not self._base or at + len(data) > self._instance.size(self._base):
+            raise wasi.BadPointer
+        ctypes.memmove(self._instance.address(self._base) + at, data, len(data))
+
+    def exit(self, code: int) -> int:
+        """End the guest: unwound when it can be, cut off otherwise; never rewound."""
+        self.ended = Exited(code)
+        if self.loaded.program.suspendable:
+            self._begin_unwind("exit")
+            return 0
+        return HALT
+
+    def fault(self, name: str, problem: BaseException) -> None:
+        """A host function failed."""
+        self.fault_text = (name, f"{type(problem).__name__}: {problem}"[:500])
+
+    def overdue(self) -> bool:
+        """The flag went unanswered for too long."""
+        return self.kill_at is not None and monotonic() >= self.kill_at
+
+    def yielded(self) -> None:
+        """`sched.yield_`, which a check calls when the flag is set."""
+        if self._mode == REWINDING:
+            self._instance.signal("asyncify_stop_rewind")
+            self._mode = NORMAL
+            return
+        self._flag.value = 0
+        self.kill_at = None
+        self._begin_unwind("preempted")
+
+    def served(self, answer: int | Pending) -> int:
+        """An import answered, or must wait."""
+        if isinstance(answer, int):
+            return answer
+        if self.responder is not None and not self.loaded.program.suspendable:
+            return deliver(self, answer, self.responder(answer.request))
+        self.pending = answer
+        self._begin_unwind("waiting")
+        return 0
+
+    def returning(self) -> int | None:
+        """At rewind, the answer of the import that waited; None when nothing is being rewound."""
+        if self._mode != REWINDING:
+            self._calls += 1
+            if self._calls >= CALLS_A_SLICE:
+                self._flag.value = 1
+            return None
+        self._instance.signal("asyncify_stop_rewind")
+        self._mode = NORMAL
+        waited, self.pending = self.pending, None
+        if waited is None:
+            raise RuntimeError("rewound into an import that did not wait")
+        return deliver(self, waited, self._reply)
+
+    def end(self, outcome: Outcome) -> int:
+        """End the guest from inside a host function."""
+        self.ended = outcome
+        return HALT
+
+    # --- capture and restore ---
+
+    def capture(self) -> Image:
+        """A copy of everything, to be encoded after the slot was handed over.
+
+        Raises:
+            ValueError: It is not at rest.
+        """
+        if not self.suspended or self.ended is not None:
+            raise ValueError("only a stopped guest can be captured")
+        instance = self._instance
+        memory = b""
+        if self._base:
+            memory = ctypes.string_at(instance.address(self._base), instance.size(self._base))
+        fuel = ctypes.c_int64.from_address(self._control + checks.FUEL_AT).value
+        return Image(
+            identity=self.loaded.identity,
+            step=self.step,
+            arguments=self.arguments,
+            pending=self.pending,
+            globals={name: instance.bits(name) for name in self.loaded.globals},
+            memory=memory,
+            stack=ctypes.string_at(self._stack, self._saved()),
+            state=replace(self.state, fds={fd: list(e) for fd, e in self.state.fds.items()}),
+            cpu_us=self.cpu_us,
+            fuel=fuel,
+            stack_high=self.stack_high,
+        )
+
+    def memory(self) -> bytes:
+        """A copy of the linear memory, also after the end."""
+        if not self._base:
+            return b""
+        return ctypes.string_at(self._instance.address(self._base), self._instance.size(self._base))
+
+    def _put(self, image: Image) -> None:
+        instance = self._instance
+        if set(image.globals) != set(self.loaded.globals):
+            raise SnapshotMismatch("it has other globals")
+        if not 0 <= image.step < len(self.loaded.plan):
+            raise SnapshotMismatch("it has other entry points")
+        if not STACK_AT <= len(image.stack) <= instance.size(checks.STACK):
+            raise SnapshotMismatch("its saved stack does not fit")
+        saved = struct.unpack_from("<II", image.stack, STRUCT_AT)
+        if saved != (len(image.stack), checks_stack_bytes(instance)):
+            raise SnapshotMismatch("its saved stack is inconsistent")
+        if image.memory or self._base:
+            missing = len(image.memory) - instance.size(self._base)
+            if missing < 0:
+                raise SnapshotMismatch("its memory is smaller than the module's")
+            try:
+                if missing:
+                    instance.grow(self._base, missing // 65_536)
+            except MemoryError:
+                raise SnapshotMismatch("its memory is larger than the module allows") from None
+            ctypes.memmove(instance.address(self._base), image.memory, len(image.memory))
+        for name, (kind, bits) in image.globals.items():
+            if instance.bits(name)[0] != kind:
+                raise SnapshotMismatch("a global has another type")
+            instance.set_bits(name, kind, bits)
+        ctypes.memmove(self._stack, image.stack, len(image.stack))
+        ctypes.c_int64.from_address(self._control + checks.FUEL_AT).value = image.fuel
+        self.state = replace(
+            image.state, fds={fd: list(entry) for fd, entry in image.state.fds.items()}
+        )
+        self.arguments, self.step = image.arguments, image.step
+        self.pending, self.suspended = image.pending, True
+        self.cpu_us, self.stack_high = image.cpu_us, image.stack_high
+
+    def close(self) -> None:
+        """Free the instance now. The flag's address is dead afterwards."""
+        self._flag = ctypes.c_int32()
+        self._control = self._stack = 0
+        self._instance.close()
+
+
+def checks_stack_bytes(instance: Instance) -> int:
+    """Bytes of `__astk`."""
+    return instance.size(checks.STACK)
+
+
+def deliver(sandbox: Sandbox, waited: Pending, reply: bytes) -> int:
+    """Write a reply where the suspended import wanted it."""
+    window = waited.window
+    try:
+        if window["via"] == "abi":
+            return _reply_abi(sandbox, reply, window["at"], window["cap"])
+        if window["via"] == "micropython":
+            sandbox.write(window["at"], reply[: window["cap"]])
+            return len(reply) if len(reply) <= window["cap"] else -1
+        return wasi.deliver(sandbox, window, reply)
+    except wasi.BadPointer:
+        return -1 if window["via"] != "channel" and window["via"] != "poll" else wasi.FAULT
+
+
+def _reply_abi(sandbox: Sandbox, reply: bytes, at: int, cap: int) -> int:
+    sandbox.write(at, reply[:cap])
+    sandbox.state.inbox = reply if len(reply) > cap else b""
+    return len(reply)
+
+
+# --- host functions ---------------------------------------------------------------------------------
+
+
+def host_call(sandbox: Sandbox, at: int, size: int, out: int, cap: int) -> int:
+    """`agent.host_call(req_ptr, req_len, resp_ptr, resp_cap) -> i32`."""
+    answered = sandbox.returning()
+    if answered is not None:
+        return answered
+    if size > abi.MAX_REQUEST:
+        return -1
+    try:
+        raw = sandbox.read(at, size)
+        sandbox.read(out, cap)
+    except wasi.BadPointer:
+        return -1
+    try:
+        answer = abi.serve(raw, sandbox.state, sandbox.outbox)
+    except abi.BudgetGone:
+        return sandbox.end(Trapped("limit", "effects after the budget's refusal"))
+    if isinstance(answer, Request):
+        return sandbox.served(Pending(answer, {"via": "abi", "at": out, "cap": cap}))
+    if raw.find(b"reply.rest") < 0:
+        return _reply_abi(sandbox, answer, out, cap)
+    sandbox.write(out, answer[:cap])
+    return len(answer)
+
+
+def yield_(sandbox: Sandbox) -> None:
+    """`sched.yield_`."""
+    sandbox.yielded()
+
+
+def _shim(name: str) -> Callable[..., int]:
+    function = wasi.FUNCTIONS[name]
+    suspends = name in wasi.SUSPENDING
+
+    def served(sandbox: Sandbox, *arguments: int) -> int:
+        if suspends:
+            answered = sandbox.returning()
+            if answered is not None:
+                return answered
+        try:
+            answer = function(sandbox, *arguments)
+        except wasi.BadPointer:
+            return wasi.FAULT
+        except abi.BudgetGone:
+            return sandbox.end(Trapped("limit", "effects after the budget's refusal"))
+        return sandbox.served(answer)
+
+    return served
+
+
+SHIMS: Final = {name: _shim(name) for name in wasi.FUNCTIONS}
+
+
+def handlers_for(module: wasmtime.Module) -> dict[tuple[str, str], Callable[..., int | None]]:
+    """The host functions a module imports."""
+    known: dict[tuple[str, str], Callable[..., int | None]] = {
+        (checks.YIELD_MODULE, checks.YIELD_NAME): yield_,
+        (checks.AGENT, "host_call"): host_call,
+    }
+    known |= {(checks.WASI, name): shim for name, shim in SHIMS.items()}
+    wanted = {(one.module, one.name or "") for one in module.imports}
+    return {one: known[one] for one in wanted if one in known}
