@@ -73,6 +73,24 @@ class Place(NamedTuple):
     expires: Micros
 
 
+_NOBODY: tuple[dict[str, _Queued], ...] = ()
+"""Most pools of a large fleet never queue: they share this."""
+
+
+class _Queued:
+    """One tenant's waiters in one lane: how many, and the latest tag among them.
+
+    When the last of them leaves early its tag stays the latest until all have left: a newcomer then
+    stands where that one stood, never worse.
+    """
+
+    __slots__ = ("count", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last = 0
+
+
 class Line:
     """The waiters of one pool, and what their tenants have used.
 
@@ -85,8 +103,8 @@ class Line:
     """
 
     __slots__ = (
-        "_finish", "_heaps", "_place_ends", "_seq", "_sweep_at", "_top", "_zero", "_zero_at",
-        "backlog", "count", "places", "v", "waiting",
+        "_finish", "_heaps", "_place_ends", "_queued", "_seq", "_sweep_at", "_top", "_zero",
+        "_zero_at", "backlog", "count", "places", "v", "waiting",
     )  # fmt: skip
 
     def __init__(self, now: Micros) -> None:
@@ -99,6 +117,7 @@ class Line:
         # Made when first used: most pools of a large fleet never queue.
         self._heaps: list[list[Waiter] | None] = [None] * LANES
         self._finish: list[dict[str, int] | None] = [None] * LANES
+        self._queued: tuple[dict[str, _Queued], ...] = _NOBODY
         self._top = [0] * LANES
         self._sweep_at = [FEWEST_TENANTS] * LANES
         self._seq = 0
@@ -108,19 +127,23 @@ class Line:
     # --- tags
 
     def start(self, lane: int, tenant: str, now: Micros) -> int:
-        """The tag a call of that tenant would get now. Counts nothing."""
-        virtual = self.v[lane]
-        if virtual < now and not self.count[lane]:
-            virtual = self.v[lane] = now
+        """The tag a call of that tenant would get now. Counts nothing.
+
+        Never before the tenant's own waiters: a refund moves its finish back, but what it asked
+        first stays first.
+        """
+        tag = self.v[lane]
+        if tag < now and not self.count[lane]:
+            tag = self.v[lane] = now
         finishes = self._finish[lane]
-        if finishes is None:
-            return virtual
-        if self._top[lane] <= virtual:
-            self._finish[lane] = None
-            self._sweep_at[lane] = FEWEST_TENANTS
-            return virtual
-        finish = finishes.get(tenant, 0)
-        return max(virtual, finish)
+        if finishes is not None:
+            if self._top[lane] > tag:
+                tag = max(tag, finishes.get(tenant, 0))
+            else:
+                self._finish[lane] = None
+                self._sweep_at[lane] = FEWEST_TENANTS
+        waiting = self._queued[lane].get(tenant) if self.count[lane] else None
+        return tag if waiting is None else max(tag, waiting.last)
 
     def serve(self, lane: int, tenant: str, change: int, now: Micros) -> int:
         """The tag of a call granted at once while its lane is empty: booked and reached."""
@@ -203,6 +226,11 @@ class Line:
         self.waiting[waiter.ask.rid] = waiter
         self.backlog[lane] += waiter.span
         self.count[lane] += 1
+        if self._queued is _NOBODY:
+            self._queued = tuple({} for _ in range(LANES))
+        queued = self._queued[lane].setdefault(waiter.ask.tenant, _Queued())
+        queued.count += 1
+        queued.last = max(queued.last, waiter.tag)
         heap = self._heaps[lane]
         if heap is None:
             heap = self._heaps[lane] = []
@@ -214,6 +242,10 @@ class Line:
         lane = waiter.lane
         self.backlog[lane] -= waiter.span
         self.count[lane] -= 1
+        queued = self._queued[lane][waiter.ask.tenant]
+        queued.count -= 1
+        if not queued.count:
+            del self._queued[lane][waiter.ask.tenant]
         heap = self._heaps[lane]
         if heap is not None and len(heap) > 64 and len(heap) > 3 * self.count[lane]:
             # Cancelled waiters lie in the heap until they come to its top; not more than two each.
@@ -305,6 +337,8 @@ class Line:
         """The clock stepped: tags, finishes, deadlines and expiries move with it, order stays."""
         self.v = [at + by for at in self.v]
         self._top = [at + by for at in self._top]
+        for queued in (held for lane in self._queued for held in lane.values()):
+            queued.last += by
         self._zero_at += by
         for lane, finishes in enumerate(self._finish):
             if finishes is not None:
