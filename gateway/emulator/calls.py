@@ -294,9 +294,6 @@ class Calls:
         draw = Draw(self.config.seed, "pace", answer.id[:16])
         rate = pacing.tokens_per_second * draw.spread(pacing.jitter) * ask.n
         await exchange.wait(pacing.first_byte * draw.spread(pacing.jitter))
-        headers = self._replies.headers(route.dialect) + self._replies.limits(
-            scope, route.dialect, route.name
-        )
         if ask.stream:
             opening = _report(
                 Counted(
@@ -306,14 +303,16 @@ class Calls:
             )  # fmt: skip
             frames = route.frames(ask, answer, usage if ask.include_usage else None, opening[1])
             try:
-                await self._stream(exchange, route, headers, frames, (rate, produce))
+                await self._stream(
+                    exchange, route, self._heads(scope, route), frames, (rate, produce)
+                )
             except BaseException:
                 if route.name == "messages" and exchange.written and opening[0] is not None:
                     self.state.books.report_begun(tab.row, opening[0])
                 raise
             reported = ask.include_usage
         else:
-            await self._plain(exchange, route, ask, answer, (headers, usage, rate, produce))
+            await self._plain(exchange, route, ask, answer, (scope, usage, rate, produce))
             reported = True
         if told is not None and reported:
             self.state.books.report(tab.row, told)
@@ -374,9 +373,9 @@ class Calls:
         route: Route,
         ask: Ask,
         answer: Answer,
-        rest: tuple[HeaderPairs, bytes | None, float, Callable[[int], None]],
+        rest: tuple[Scope, bytes | None, float, Callable[[int], None]],
     ) -> None:
-        headers, usage, rate, produce = rest
+        scope, usage, rate, produce = rest
         body = _body_with(route.body(ask, answer), usage)
         tokens = answer.tokens
         if rate and tokens:
@@ -396,8 +395,13 @@ class Calls:
             elif fault.action == "flood":
                 body = b" " * fault.size + body
         length = (b"content-length", b"%d" % len(body))
-        await exchange.head(200, [*headers, JSON_TYPE, length])
+        # Asked now: a realtime meter has taken the output by the time the head leaves.
+        await exchange.head(200, [*self._heads(scope, route), JSON_TYPE, length])
         await exchange.body(body, more=False)
+
+    def _heads(self, scope: Scope, route: Route) -> HeaderPairs:
+        limits = self._replies.limits(scope, route.dialect, route.name)
+        return self._replies.headers(route.dialect) + limits
 
     # --- embeddings, counting -------------------------------------------------------------------
 
@@ -428,11 +432,8 @@ class Calls:
             body = _body_with(chat.embeddings_body(ask, vectors, base64_wanted=encoded), usage)
             if exchange.fault is not None and exchange.fault.action == "malformed":
                 body = body[: len(body) * 2 // 3]
-            headers = self._replies.headers(OPENAI) + self._replies.limits(
-                scope, OPENAI, "embeddings"
-            )
             length = (b"content-length", b"%d" % len(body))
-            await exchange.head(200, [*headers, JSON_TYPE, length])
+            await exchange.head(200, [*self._heads(scope, route), JSON_TYPE, length])
             await exchange.body(body, more=False)
             how = "completed"
             if told is not None:

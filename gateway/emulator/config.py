@@ -220,7 +220,7 @@ class EmulatorConfig:
     limits: tuple[LimitRule, ...] = DEFAULT_LIMITS
     faults: tuple[Fault, ...] = ()
     max_body: int = 64 * 2**20
-    events_per_write: int = 16
+    events_per_write: int = 32
 
 
 # --- reading ------------------------------------------------------------------------------------

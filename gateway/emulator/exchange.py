@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import zstandard
@@ -275,21 +276,39 @@ class Exchange:
         Raises:
             Ended: The client left, or a fault struck.
         """
+        if rate:
+            await self._paced(frames, rate, per_write, produced)
+        else:
+            pending = iter(frames)
+            while batch := list(islice(pending, per_write)):
+                produced(sum([carried for _, carried in batch]))
+                await self.body(b"".join([raw for raw, _ in batch]), more=True)
+        if ends and self.fault is None:
+            # Whoever leaves after the terminal event has had the whole answer: no look whether.
+            await self._put(b"", more=False)
+        elif ends:
+            await self.body(b"", more=False)
+
+    async def _paced(
+        self,
+        frames: Iterable[Frame],
+        rate: float,
+        per_write: int,
+        produced: Callable[[int], None],
+    ) -> None:
         clock = self._clock
         held: list[bytes] = []
         tokens = told = 0
         start = clock.now()
         for raw, carried in frames:
-            if rate:
-                due = start + (told + tokens + carried) / rate * MICRO
-                ahead = (due - clock.now()) / MICRO
-                if ahead > TICK:
-                    if held:
-                        produced(tokens)
-                        told += tokens
-                        await self.body(b"".join(held), more=True)
-                        held, tokens = [], 0
-                    await self.wait((due - clock.now()) / MICRO)
+            due = start + (told + tokens + carried) / rate * MICRO
+            if due - clock.now() > TICK * MICRO:
+                if held:
+                    produced(tokens)
+                    told += tokens
+                    await self.body(b"".join(held), more=True)
+                    held, tokens = [], 0
+                await self.wait((due - clock.now()) / MICRO)
             held.append(raw)
             tokens += carried
             if len(held) >= per_write:
@@ -298,8 +317,7 @@ class Exchange:
                 await self.body(b"".join(held), more=True)
                 held, tokens = [], 0
         produced(tokens)
-        if held or ends:
-            await self.body(b"".join(held), more=not ends)
+        await self.body(b"".join(held), more=True)
 
 
 def _too_large(most: int) -> Rejected:

@@ -15,6 +15,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
+import tiktoken
 import uvloop
 import zstandard
 
@@ -28,10 +29,16 @@ from gateway.emulator.config import (
     Pacing,
 )
 from gateway.emulator.server import Running, bind, running, serve
+from gateway.emulator.text import Draw, Reel
+from gateway.settings import export_vocabulary_dir, from_environment
 from gateway.simulate.meters import Quota, Shape
 
 pytestmark = pytest.mark.integration
 
+VOCABULARIES = {
+    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
+    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+}
 QUIET = Answers(tool_probability=0.0)
 FAST = EmulatorConfig(pacing=Pacing(), answers=QUIET)
 WEATHER = {
@@ -795,9 +802,9 @@ def test_fragments_cut_everywhere_and_lose_nothing():
     async def scenario() -> None:
         mixed = replace(FAST, answers=replace(QUIET, script="mixed"))
         async with sdks(mixed) as (up, gpt, _claude):
-            whole = await gpt.chat.completions.create(model="m", messages=say("x"))
+            whole = await gpt.chat.completions.create(**{**stream_body("x"), "stream": False})
             up.app.set_faults((Fault(action="fragment", size=3),))
-            stream = await gpt.chat.completions.create(model="m", messages=say("x"), stream=True)
+            stream = await gpt.chat.completions.create(**stream_body("x"))
             text = "".join([c.choices[0].delta.content or "" async for c in stream])
             assert text == whole.choices[0].message.content
             assert not text.isascii()
@@ -828,10 +835,9 @@ def test_a_client_that_leaves_a_stalled_stream_is_noticed_and_holds_nothing():
         faults = (Fault(action="stall", after_events=3, nth=(1,)),)
         config = replace(FAST, limits=limits, faults=faults)
         async with running(config) as up:
-            call = asyncio.create_task(raw_call(up, stream_body()))
-            while up.app.ledger()["in_flight"] == 0:
-                await asyncio.sleep(0.01)
-            await call  # leaves after 2 s
+            got, end = await raw_call(up, stream_body())  # leaves after 2 s
+            assert end == "open"
+            assert b"data: " in got
             await asyncio.sleep(0.1)
             ledger = up.app.ledger()
             assert (ledger["in_flight"], ledger["abandoned"]) == (0, 1)
@@ -951,35 +957,44 @@ def test_the_ledger_faults_and_reset_are_reachable_over_http():
     run(scenario())
 
 
+def test_each_piece_of_an_answer_is_one_token_of_both_vocabularies():
+    folder = from_environment().vocabulary_dir
+    for name, file in VOCABULARIES.items():
+        if not (folder / file).is_file():
+            pytest.skip(f"no {name} in {folder}: deploy/bootstrap.py puts it there")
+    export_vocabulary_dir(folder)
+    pieces = Reel(1).stretch(Draw(2), 20_000)
+    for name in VOCABULARIES:
+        assert len(tiktoken.get_encoding(name).encode("".join(pieces))) == len(pieces)
+
+
 # --- serving ------------------------------------------------------------------------------------
 
 
 def test_serve_tells_its_port_and_stops_when_told():
     async def scenario() -> None:
         stop = asyncio.Event()
-        ports: list[int] = []
-        task = asyncio.create_task(serve(FAST, ready=ports.append, stop=stop))
-        while not ports:
-            await asyncio.sleep(0.01)
+        up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(serve(FAST, ready=up.set_result, stop=stop))
+        port = await up
         async with httpx.AsyncClient() as client:
-            url = f"http://127.0.0.1:{ports[0]}/v1/models"
+            url = f"http://127.0.0.1:{port}/v1/models"
             assert (await client.get(url)).status_code == 200
         stop.set()
         await task
         with pytest.raises(OSError, match=r"."):
-            await asyncio.open_connection("127.0.0.1", ports[0])
+            await asyncio.open_connection("127.0.0.1", port)
 
     run(scenario())
 
 
 def test_a_cancelled_server_leaves_no_listener_and_no_call_behind():
     async def scenario() -> None:
-        ports: list[int] = []
+        up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         config = replace(FAST, faults=(Fault(action="stall"),))
-        task = asyncio.create_task(serve(config, ready=ports.append))
-        while not ports:
-            await asyncio.sleep(0.01)
-        reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
+        task = asyncio.create_task(serve(config, ready=up.set_result))
+        port = await up
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         payload = json.dumps(stream_body()).encode()
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: "
@@ -992,7 +1007,7 @@ def test_a_cancelled_server_leaves_no_listener_and_no_call_behind():
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises(OSError, match=r"."):
-            await asyncio.open_connection("127.0.0.1", ports[0])
+            await asyncio.open_connection("127.0.0.1", port)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
         writer.close()
