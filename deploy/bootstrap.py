@@ -32,7 +32,12 @@ def say(text: str) -> None:
 def run(*command: str | Path, env: dict[str, str] | None = None) -> bool:
     """Whether the command succeeded; its output is shown only when it failed."""
     done = subprocess.run(
-        [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, env=env, check=False
+        [str(part) for part in command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
     )
     if done.returncode != 0:
         say(f"  {' '.join(str(part) for part in command[:6])} … failed")
@@ -96,7 +101,7 @@ def with_system_pip(target: Path) -> bool:
 
 def with_fetched_pip(target: Path) -> bool:
     """Rung 4: a wheel is a zip that runs as it is; uv.lock knows pip's address and hash."""
-    import tomllib  # absent before 3.11, where main() has to say so
+    import tomllib  # noqa: PLC0415 - absent before 3.11, where main() has to say so
 
     lock = tomllib.loads((ROOT / "uv.lock").read_text())
     pip = next((entry for entry in lock["package"] if entry["name"] == "pip"), None)
@@ -121,7 +126,7 @@ def with_fetched_pip(target: Path) -> bool:
 
 def main() -> None:
     """Make the environment or say in one sentence what is missing."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this is where an old Python is told
         sys.exit(
             f"Tidegate needs Python 3.11 or newer, this is {sys.version.split()[0]}; "
             "call `make PYTHON=python3.12 …` with a newer one."
@@ -135,8 +140,8 @@ def main() -> None:
             shutil.rmtree(target, ignore_errors=True)
     else:
         sys.exit(
-            "no way to install packages: install python3-venv (Debian, Ubuntu: apt install python3-venv) "
-            "or uv, or allow access to a Python package index."
+            "no way to install packages: install python3-venv (Debian, Ubuntu: apt install "
+            "python3-venv) or uv, or allow access to a Python package index."
         )
     vocabulary = ROOT / "deploy" / "vocabulary.py"
     if vocabulary.exists():

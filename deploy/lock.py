@@ -22,8 +22,11 @@ SOURCE_ONLY = ("forbiddenfruit",)
 
 def uv(*arguments: str) -> str:
     """Standard output of uv, which must succeed."""
-    program = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv") or "uv"
-    done = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    beside = shutil.which("uv", path=str(Path(sys.executable).parent))
+    program = beside or shutil.which("uv") or "uv"
+    done = subprocess.run(
+        [program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(f"uv {' '.join(arguments)} failed:\n{done.stderr}")
     return done.stdout

@@ -27,7 +27,7 @@ def name(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """Modules imported at run time, anywhere in the file; `if TYPE_CHECKING:` blocks are left out."""
+    """Modules imported at run time, anywhere in the file; not those of `if TYPE_CHECKING:`."""
     found: set[str] = set()
     for node in _running(tree(path)):
         if isinstance(node, ast.Import):

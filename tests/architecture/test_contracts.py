@@ -17,8 +17,9 @@ PURE = {
 WIRE = PURE | {"base64", "datetime", "email.utils"}
 TRIGGERS = PURE | {"datetime"}
 VALUES = {
-    "gateway.units", "gateway.errors", "gateway.call", "gateway.snapshot", "gateway.admission.profiles",
-    "gateway.admission.core", "scheduler.units", "scheduler.errors", "runtime.errors",
+    "gateway.units", "gateway.errors", "gateway.call", "gateway.snapshot",
+    "gateway.admission.profiles", "gateway.admission.core", "scheduler.units",
+    "scheduler.errors", "runtime.errors",
 }  # fmt: skip
 
 
