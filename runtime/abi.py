@@ -321,7 +321,7 @@ _SHAPES: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
 }
 
 
-class BudgetGone(Exception):  # noqa: N818  (an ending, like StopIteration)
+class BudgetGone(Exception):
     """An effect after the budget's refusal: the task ends."""
 
 

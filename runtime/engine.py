@@ -243,7 +243,7 @@ class Program:
         self,
         linker: wasmtime.Linker,
         one: Any,
-        handler: Callable[..., int | None],  # noqa: ANN401
+        handler: Callable[..., int | None],
     ) -> None:
         callback = trampoline(self.engine.local, one.name, handler, one.type)
         self._keep.append(callback)

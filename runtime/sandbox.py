@@ -114,7 +114,7 @@ class Loaded:
         return (*(name for name in first if name != self.main), self.main)
 
 
-def load(  # noqa: PLR0913  (the identity's parts)
+def load(
     engine: Engine,
     module: wasmtime.Module,
     *,

@@ -41,7 +41,7 @@ CHARACTER, DIRECTORY, REGULAR = 2, 3, 4
 SUSPENDING: Final = frozenset({"fd_read", "poll_oneoff", "proc_exit"})
 
 
-class BadPointer(Exception):  # noqa: N818  (turned into EFAULT, never seen outside)
+class BadPointer(Exception):
     """An address outside the guest's memory."""
 
 
@@ -232,7 +232,7 @@ def path_filestat_get(
     return _stat(guest, kind, path, out)
 
 
-def path_open(  # noqa: PLR0913, PLR0917  (the signature is WASI's)
+def path_open(
     guest: Guest, directory: int, _lookup: int, at: int, size: int, oflags: int,
     _rights: int, _inherited: int, _flags: int, out: int,
 ) -> int:  # fmt: skip

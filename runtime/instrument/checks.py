@@ -290,7 +290,7 @@ def place(module: Module) -> tuple[list[list[int]], set[int]]:
         members = [one for one in component if one != INDIRECT]
         if cycle:
             cyclic.update(members)
-        known = {one: ON_CYCLE for one in members} if cycle else {}
+        known = dict.fromkeys(members, ON_CYCLE) if cycle else {}
         done = {
             number: _Placement(module.bodies[number], first, {**known}, lengths, entry=cycle).run()
             for number in members

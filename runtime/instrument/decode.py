@@ -749,7 +749,7 @@ class _Scan:
             raise self.body.fail("a branch out of the function")
         return depth
 
-    def _special(self, code: int) -> None:  # noqa: C901, PLR0912, PLR0915  (one table of opcodes)
+    def _special(self, code: int) -> None:  # noqa: C901, PLR0912  (one table of opcodes)
         body = self.body
         if code == 0x10 or code == 0x12:
             start = body.at

@@ -434,7 +434,7 @@ def _ticking(engine: Engine) -> Iterator[None]:
         thread.join()
 
 
-def self_test(  # noqa: PLR0913  (two programs and one input)
+def self_test(
     plain: Loaded,
     stoppable: Loaded,
     *,
@@ -504,7 +504,7 @@ def _plain(
     return _finish(trace, sandbox, outcome)
 
 
-class _Enough(Exception):  # noqa: N818  (an ending)
+class _Enough(Exception):
     """So many effects that the comparison stops."""
 
 
