@@ -59,7 +59,7 @@ def serve(chosen: Settings) -> int:
             return runner.run(_main(chosen))
     except PolicyError as error:
         sys.stderr.write(f"{error}\ntidegate: the policy above was refused; nothing was started.\n")
-    except (serving.PortBusy, OSError, ValueError) as error:
+    except (serving.PortBusy, OSError, ValueError, ImportError) as error:
         sys.stderr.write(f"tidegate: {error}\n")
     return 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from gateway import bodies
+from gateway import __version__, bodies
 from gateway.admission.estimate import Learned
 from gateway.admission.local import LocalStore
 from gateway.admission.places import Tickets
@@ -22,12 +22,14 @@ from gateway.layers.models import Models
 from gateway.layers.observe import Observing
 from gateway.layers.retry import Retrying
 from gateway.layers.settle import Settling, unpacked
+from gateway.layers.trace import Tracing
 from gateway.layers.trip import Breakers
 from gateway.pipeline import Parts
 from gateway.record import Recorder
 from gateway.resilience.budget import RetryBudget
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
+from gateway.telemetry.traces import open_spans
 from gateway.tokens import Counter, Vocabulary
 from gateway.upstream import AiohttpTransport
 
@@ -96,6 +98,8 @@ class Machine:
         self.metrics = metrics
         self.log = log
         self.watch = watch
+        self.settings = settings
+        self.spans = open_spans(settings.otlp_endpoint, version=__version__)
         self.store = LocalStore(clock)
         self.transport = AiohttpTransport()
         self.counter = Counter(Vocabulary(settings.vocabulary_dir).open, clock=clock)
@@ -151,8 +155,14 @@ class Machine:
                 on_end=Recorder(self.log, self.decisions, clock),
             ),
             models=Models(),
+            tracing=self._tracing(rng),
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock),
         )
+
+    def _tracing(self, rng: Rng) -> Tracing | None:
+        if not self.settings.otlp_endpoint:
+            return None
+        return Tracing(self.spans, ratio=self.settings.trace_ratio, clock=self.clock, rng=rng)
 
     async def __aenter__(self) -> Machine:
         """Ready to be used inside its loop."""
@@ -164,6 +174,7 @@ class Machine:
         await self.transport.close()
         await self.sources.close()
         self.counter.close()
+        self.spans.close()
 
     async def preload(self) -> None:
         """The tokenizers that the policy needs are loaded, or their absence is said."""

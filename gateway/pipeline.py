@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gateway.layers.models import Models
     from gateway.layers.retry import Retrying
     from gateway.layers.settle import Settling
+    from gateway.layers.trace import Tracing
     from gateway.units import Rng
 
 
@@ -45,12 +46,15 @@ class Parts:
     observing: Observing
     models: Models
     count_tokens: CountTokens
+    tracing: Tracing | None = None
 
 
 def model_pipeline(parts: Parts) -> Service:
     """MODEL: every call that may reach a provider, pass-through included."""
     clock, rng = parts.clock, parts.rng
     return stack(
+        # outermost where it is asked for: a span ends when everything has
+        *([parts.tracing] if parts.tracing is not None else []),
         # must see every refusal and every escape
         parts.observing,
         # a stranger may cost us no effort

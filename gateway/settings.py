@@ -18,6 +18,7 @@ class Settings:
         state_dir: Where the development key, the secret and later the store live.
         secret_file: The one secret all signing keys derive from; None means in `state_dir`.
         redis_url: Shared store; "" is the embedded one.
+        otlp_endpoint, trace_ratio: Where spans go ("" for nowhere); share of new traces kept.
         vocabulary_dir: Folder of the tokenizer's files.
         environment: The variables policy may name in `${…}`; never logged.
     """
@@ -32,6 +33,8 @@ class Settings:
     redis_url: str = ""
     vocabulary_dir: Path = Path()
     log_level: str = ""
+    otlp_endpoint: str = ""
+    trace_ratio: float = 1.0
     environment: dict[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -64,6 +67,16 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
             raise ValueError(f"{name}={text!r}: a port from 0 to 65535 is allowed")
         return int(text)
 
+    def share(name: str, default: float) -> float:
+        text = env.get(name, "")
+        try:
+            value = float(text) if text else default
+        except ValueError:
+            value = -1.0
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name}={text!r}: a number from 0 to 1 is allowed")
+        return value
+
     policy = env.get("TIDEGATE_POLICY", "")
     state = env.get("TIDEGATE_STATE_DIR", "")
     secret = env.get("TIDEGATE_SECRET_FILE", "")
@@ -80,6 +93,8 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
         redis_url=env.get("TIDEGATE_REDIS_URL", ""),
         vocabulary_dir=vocabulary_dir(env),
         log_level=env.get("TIDEGATE_LOG_LEVEL", ""),
+        otlp_endpoint=env.get("TIDEGATE_OTLP_ENDPOINT", ""),
+        trace_ratio=share("TIDEGATE_TRACE_RATIO", 1.0),
         environment=env,
     )
 
