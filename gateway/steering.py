@@ -18,6 +18,7 @@ from gateway.wire.ratelimit_headers import OwnLimit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.admission.core import PoolSpec
     from gateway.admission.store import PoolStore
     from gateway.call import Call, HeaderList
     from gateway.clock import Clock
@@ -63,7 +64,21 @@ class Steering:
             streaming = self.producing.get(spec.name, 0) if realtime else 0
             foreign = foreign_use(spec, meter, said, streaming=streaming)
             if foreign is not None:
+                foreign = foreign_use(spec, self._risen(spec, meter), said, streaming=streaming)
+            if foreign is not None:
                 self._store.signal(spec.name, foreign)
+
+    def _risen(self, spec: PoolSpec, meter: tuple[int, ...]) -> tuple[int, ...]:
+        """Our meter at the grant or, where it has risen since, as it stands now.
+
+        Providers count `remaining` anywhere between arrival and head. While a window fills, what we
+        ourselves sent in that time would otherwise look like foreign use: a false alarm keeps
+        quota unused for half a minute.
+        """
+        view = self._store.view(spec.name)
+        if view is None or len(view.dimensions) != len(meter):
+            return meter
+        return tuple(max(then, now.used) for then, now in zip(meter, view.dimensions, strict=True))
 
 
 def readings(limits: UpstreamLimits) -> list[Reading]:

@@ -5,6 +5,12 @@ A rolling dimension has a leaky bucket (`level`, drained at `rate`) and, on wind
 
     rate = max(0, L - foreign) * pace * factor / W         micro-units per micro
 
+A pace above 1 only tops up. On a window the log decides and the bucket smooths; what a large call
+left open is refilled faster than the window moves, once the log is nearly full (`BRINK_PPM`). Below
+that the pace is 1: a window filled faster than it moves is full before its first charges leave,
+then nobody, tier 1 included, is granted for seconds, and that hole comes back with every window
+(docs/adr/0013).
+
 Floats appear in `rate`, in the drained fraction, in the log's ceiling under a cut factor and in
 the span of a cost, each in one fixed order of operations, because the Lua twin must agree bit for
 bit. All else is integer. The fraction that a drain leaves over is carried: a pool that is looked at
@@ -38,6 +44,9 @@ RECOVERY_PPM = 1_000
 LONGEST_BLOCK: Micros = 300 * MICRO
 """One bad Retry-After must not freeze a day."""
 
+BRINK_PPM = 900_000
+"""Share of its room from which a log counts as nearly full: then a pace above 1 holds."""
+
 FOREIGN_HALF_LIFE: Micros = 30 * MICRO
 FOREIGN_STEPS = 16
 FOREIGN_DECAY = 0.957603280698574
@@ -68,7 +77,7 @@ class Meter:
     """
 
     __slots__ = (
-        "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at", "_fractions",
+        "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at", "_fractions",
         "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling", "_rooms", "_scales",
         "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign", "level", "logs",
         "now", "reason", "sums",
@@ -127,14 +136,25 @@ class Meter:
 
     def _reckon(self) -> None:
         """Rates and rooms follow foreign use and factor."""
-        pace, factor = self._pace / 1e6, self.factor / 1e6
-        self._rates = [
-            max(0, dim.limit - foreign) * pace * factor / dim.window
-            for dim, foreign in zip(self.dims, self.foreign, strict=True)
-        ]
+        factor = self.factor / 1e6
+        self._rates, self._calm = (
+            [
+                max(0, dim.limit - foreign) * (pace / 1e6) * factor / dim.window
+                for dim, foreign in zip(self.dims, self.foreign, strict=True)
+            ]
+            for pace in (self._pace, min(self._pace, FULL))
+        )
         self._rooms = tuple(
             tuple(self.room(i, lane) for i in range(len(self.dims))) for lane in range(LANES)
         )
+        self._brinks = [
+            self._rooms[1][i] * BRINK_PPM // 1_000_000 if dim.cap[1] else 0
+            for i, dim in enumerate(self.dims)
+        ]
+
+    def _rate(self, i: int) -> float:
+        """Micro-units per micro that drain from the level now."""
+        return self._rates[i] if self.sums[i] >= self._brinks[i] else self._calm[i]
 
     def _open_periods(self) -> None:
         """Calendar dimensions know where their present period begins and ends."""
@@ -159,7 +179,8 @@ class Meter:
         level = self.level
         for i in self._rolling:
             if level[i]:
-                drained = self._rates[i] * elapsed + self._fractions[i]
+                rates = self._rates if self.sums[i] >= self._brinks[i] else self._calm
+                drained = rates[i] * elapsed + self._fractions[i]
                 whole = floor(drained)
                 if level[i] > whole:
                     level[i] -= whole
@@ -392,7 +413,7 @@ class Meter:
         if level:
             over = level + units - self._depths[lane][i]
             if over > 0:
-                rate = self._rates[i]
+                rate = self._rate(i)
                 wait = ceil(min(over, level) / rate) if rate > 0 else REFRESH
         log = self._log_of[i]
         held = self.sums[i]
@@ -436,7 +457,7 @@ class Meter:
         """Micros until nothing of what is now counted counts any more."""
         if self._ends[i]:
             return self._ends[i] - self.now
-        level, rate, log = self.level[i], self._rates[i], self._log_of[i]
+        level, rate, log = self.level[i], self._rate(i), self._log_of[i]
         wait = ceil(level / rate) if level and rate > 0 else 0
         if log is not None and self.sums[i]:
             wait = max(wait, log.until(self.now, i, self.sums[i]))

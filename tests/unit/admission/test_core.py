@@ -254,7 +254,7 @@ def test_defect_equal_tags_stand_in_order_of_arrival_whatever_their_ids():
 def test_an_empty_bucket_may_go_into_debt_but_a_nearly_empty_one_may_not():
     core = PoolCore(mirror(), NOW)  # depth of lane 2: 2 % of 60,000
     assert rids(core.tick(NOW, ME, acquires=[ask("big", 20_000)]).events) == ["big"]
-    nearly = core.meter._rates[0]
+    nearly = core.meter._rate(0)
     until_empty = int(20_000 * U / nearly)
     waits = core.tick(NOW + until_empty - 10_000, ME, acquires=[ask("big2", 20_000)])
     assert not waits.events
