@@ -87,6 +87,8 @@ class Observing:
                 # A cancellation is the client leaving; anything else is a defect, which edge.py
                 # logs with its call id and answers in the caller's dialect.
                 status = 0 if not isinstance(error, Exception) else 500
+                if call.usage is not None:
+                    self._metrics.settled(_model(call), call.usage)
                 self._ended(call, status, FAILED if status else CANCELLED, None)
                 raise
             self._answered(call, reply)

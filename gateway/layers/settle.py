@@ -9,6 +9,7 @@ that we asked for in its stead.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -284,7 +285,12 @@ class Settling:
 
         async def serve(call: Call) -> Reply:
             call.usage = None
-            reply = await inner(call)
+            try:
+                reply = await inner(call)
+            except CancelledError:
+                if call.sent:  # its client left before a byte came: the prompt was spent
+                    self.record(call, None, 0, End.CLIENT_GONE)
+                raise
             codec = CODECS.get(call.dialect)
             if reply.kind is not None:
                 reply.on_close(lambda end: self._refused(call, reply, end))
