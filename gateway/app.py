@@ -162,7 +162,11 @@ class Gateway:
                 clock=clock,
                 spawn=tasks.create_task,
                 rng=self._rng,
-                hooks=Hooks(refused=self._early_refusal, crashed=self._crashed),
+                hooks=Hooks(
+                    recognize=machine.parts.recognize,
+                    refused=self._early_refusal,
+                    crashed=self._crashed,
+                ),
             )
             view = View(machine=machine, edge=edge, version=__version__)
             data = serving.listener(edge, http=connection.protocol(lambda: clock))

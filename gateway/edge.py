@@ -55,6 +55,10 @@ LOOK: Micros = MICRO // 2
 Spawn: TypeAlias = "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]"
 
 
+def _nobody(_call: Call) -> None:
+    """For tests of the edge alone: the pipeline recognizes."""
+
+
 def _unheard(_call_id: str, _error: BaseException) -> None:
     """Nobody listens."""
 
@@ -64,10 +68,13 @@ class Hooks:
     """Who hears of what the pipeline cannot see.
 
     Attributes:
+        recognize: Sets the call's principal from its headers, before a byte of its body is read: a
+            stranger may cost us no effort. A coroutine where a key set must be fetched first.
         refused: (call id, error): a request was refused before the pipeline saw it.
         crashed: (call id, exception): something unexpected escaped. Log it, without any body.
     """
 
+    recognize: Callable[[Call], Awaitable[None] | None] = _nobody
     refused: Callable[[str, GatewayError], None] = _unheard
     crashed: Callable[[str, BaseException], None] = _unheard
 
@@ -244,10 +251,7 @@ class Edge:
         """None once the call was answered or its client is gone; else what to say instead."""
         call = flight.call
         try:
-            if streams:
-                self._intake.stream(flight)
-            elif call.method == "POST":
-                await self._intake.take(flight)
+            await self._take(flight, streams=streams)
             self._begin_watch(flight)
             flight.outlet.guard(self._clock, flight.client_stalled)
             if call.fields is not None and call.fields.stream:
@@ -270,6 +274,16 @@ class Edge:
             self._hooks.crashed(call.id, error)
             return _internal(call.id)
         return None
+
+    async def _take(self, flight: Flight, *, streams: bool) -> None:
+        """The caller is known, then its body is here, or on its way."""
+        pending = self._hooks.recognize(flight.call)
+        if pending is not None:
+            await pending
+        if streams:
+            self._intake.stream(flight)
+        elif flight.call.method == "POST":
+            await self._intake.take(flight)
 
     async def _say(self, flight: Flight, error: GatewayError) -> None:
         """The client hears why there is no answer."""

@@ -18,6 +18,7 @@ from gateway.layers.admit import Admission
 from gateway.layers.count import CountTokens
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.estimate import Estimating
+from gateway.layers.identify import Recognizer
 from gateway.layers.models import Models
 from gateway.layers.observe import Observing
 from gateway.layers.retry import Retrying
@@ -135,7 +136,7 @@ class Machine:
         return Parts(
             clock=clock,
             rng=rng,
-            identities=self.identities,
+            recognize=Recognizer(self.identities, clock),
             estimating=estimating,
             admission=admission,
             breakers=self.breakers,

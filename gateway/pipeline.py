@@ -20,9 +20,9 @@ from gateway.layers.trip import Breakers, Tripping
 if TYPE_CHECKING:
     from gateway.call import Call, Reply
     from gateway.clock import Clock
-    from gateway.identity import Identities
     from gateway.layers.count import CountTokens
     from gateway.layers.dispatch import Dispatch
+    from gateway.layers.identify import Recognizer
     from gateway.layers.models import Models
     from gateway.layers.retry import Retrying
     from gateway.layers.settle import Settling
@@ -36,7 +36,7 @@ class Parts:
 
     clock: Clock
     rng: Rng
-    identities: Identities
+    recognize: Recognizer
     estimating: Estimating
     admission: Admission
     breakers: Breakers
@@ -58,7 +58,7 @@ def model_pipeline(parts: Parts) -> Service:
         # must see every refusal and every escape
         parts.observing,
         # a stranger may cost us no effort
-        identify(identities=parts.identities, clock=clock),
+        identify(parts.recognize),
         # admission needs the cost; loops and gates will
         estimate(parts.estimating),
         # what a caller may use does not depend on how often we try: once per call
@@ -81,7 +81,7 @@ def local_pipeline(parts: Parts, service: Service) -> Service:
     """Answers that no quota pays for: identified and observed, never queued or billed."""
     return stack(
         parts.observing,
-        identify(identities=parts.identities, clock=parts.clock),
+        identify(parts.recognize),
         service=service,
     )
 

@@ -7,17 +7,17 @@ Hints in headers and body name sessions and wish for tiers; they never raise a r
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, Layer, Reply, Service, VerdictNote
+from gateway.call import Call, Layer, Principal, Reply, Service, VerdictNote
 from gateway.errors import Forbidden, NoSuchRoute
 from gateway.identity import session_of, tier_wish
 from gateway.wire import keepalive
 
 if TYPE_CHECKING:
-    from gateway.call import Principal
+    from collections.abc import Awaitable
+
     from gateway.clock import Clock
     from gateway.identity import Identities
 
@@ -50,15 +50,45 @@ def check_model(call: Call, principal: Principal) -> None:
         raise NoSuchRoute(text, code="model_not_found", param="model")
 
 
-def identify(*, identities: Identities, clock: Clock) -> Layer:
-    """The layer."""
+class Recognizer:
+    """Sets a call's principal from its headers alone; for the edge, before the body is read."""
+
+    __slots__ = ("_clock", "_identities")
+
+    def __init__(self, identities: Identities, clock: Clock) -> None:
+        self._identities = identities
+        self._clock = clock
+
+    def __call__(self, call: Call) -> Awaitable[None] | None:
+        """None once the principal is set; a coroutine while a key set must be fetched.
+
+        Raises:
+            Unauthenticated, MalformedCall, Forbidden: As the credential deserves.
+        """
+        found = self._identities.principal(
+            call.snapshot, call.headers, call.peer, self._clock.wall()
+        )
+        if isinstance(found, Principal):
+            call.principal = found
+            return None
+        return self._later(call, found)
+
+    async def _later(self, call: Call, found: Awaitable[Principal]) -> None:
+        call.principal = await found
+
+
+def identify(recognize: Recognizer) -> Layer:
+    """The layer; a principal that the edge has set already is not asked for again."""
 
     def layer(inner: Service) -> Service:
         async def serve(call: Call) -> Reply:
-            found = identities.principal(call.snapshot, call.headers, call.peer, clock.wall())
-            principal = await found if isinstance(found, Awaitable) else found
+            if call.principal is None:
+                pending = recognize(call)
+                if pending is not None:
+                    await pending
+            principal = call.principal
+            assert principal is not None  # noqa: S101 - recognized, or an exception was raised
             rule = principal.rule
-            call.principal = principal
             wish = tier_wish(call.headers, call.snapshot.tiers)
             number = max(wish or rule.default_tier, rule.tier_cap)
             tier = call.tier = call.snapshot.tier(number)
