@@ -7,6 +7,7 @@ closed exactly once: what it held is given back, what it produced is in the book
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -19,7 +20,7 @@ from gateway.emulator import chat, messages, responses
 from gateway.emulator.ask import Answer, Ask, Counted, Planner, Prompt, PromptCache, Rejected
 from gateway.emulator.chat import Frame
 from gateway.emulator.config import EmulatorConfig, Fault, ModelSpec
-from gateway.emulator.exchange import Ended, Exchange
+from gateway.emulator.exchange import ConnectionBroken, Ended, Exchange
 from gateway.emulator.faults import Faults, scripted
 from gateway.emulator.ledger import Ledger, Row
 from gateway.emulator.meters import ANTHROPIC, OPENAI, HeaderPairs, Limiter, Scope, error_body
@@ -36,6 +37,9 @@ from gateway.units import Micros
 
 PLAIN_STEPS = 4
 """A plain answer's output is metered in so many steps while it is produced."""
+
+UNCACHED = ("embeddings", "completions")
+"""Routes whose providers do not cache prompts."""
 
 SSE_HEADERS: HeaderPairs = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -85,13 +89,14 @@ ROUTES = {
 class Tab:
     """The account of one admitted call: what was charged, until it is over."""
 
-    __slots__ = ("_clock", "_ledger", "_scope", "_ticket", "counted", "row")
+    __slots__ = ("_clock", "_ledger", "_produced", "_scope", "_ticket", "counted", "row")
 
     def __init__(
         self, clock: Clock, ledger: Ledger, row: Row, scope: Scope, opened: tuple[Ticket, Counted]
     ) -> None:
         self._clock = clock
         self._ledger = ledger
+        self._produced = 0
         self._scope = scope
         self._ticket, self.counted = opened
         self.row = row
@@ -110,6 +115,7 @@ class Tab:
     def produce(self, tokens: int) -> None:
         """So many tokens more were produced."""
         if tokens > 0:
+            self._produced += tokens
             self.row.produced += tokens
             self._adjust(lambda now: self._scope.provider.produce(now, self._ticket, tokens))
 
@@ -122,9 +128,9 @@ class Tab:
         if change or ticket.output != output:
             self._ledger.charge(now, self.row, change, output=ticket.output - output)
 
-    def close(self, produced: int, how: str) -> None:
-        """The call is over, after so many tokens of output."""
-        self._adjust(lambda now: self._scope.provider.finish(now, self._ticket, produced))
+    def close(self, how: str) -> None:
+        """The call is over, with what it has produced."""
+        self._adjust(lambda now: self._scope.provider.finish(now, self._ticket, self._produced))
         self._ledger.over(self.row, how)
 
 
@@ -187,24 +193,8 @@ class Calls:
         if admitted is None:
             return
         tab, scope = admitted
-        produced = [0]
-
-        def produce(tokens: int) -> None:
-            produced[0] += tokens
-            tab.produce(tokens)
-
-        how = "abandoned"  # also where the server cancels us
-        try:
-            await self._deliver(exchange, route, ask, (tab, scope), produce)
-            how = "completed"
-        except Ended as ended:
-            how = ended.how
-            raise
-        except BaseException:
-            how = "faulted" if exchange.fault is not None else "abandoned"
-            raise
-        finally:
-            tab.close(produced[0], how)
+        with _closing(tab):
+            await self._deliver(exchange, route, ask, (tab, scope), tab.produce)
 
     def _parse(self, exchange: Exchange, raw: bytes, key: str, route: Route) -> Ask:
         model = "(none)"
@@ -247,7 +237,8 @@ class Calls:
             await self._replies.script(exchange, fault, dialect)
             return None
         scope = self.state.limiter.scope(key, ask.model)
-        if self.config.answers.prompt_cache:
+        cached = self.config.answers.prompt_cache and route not in UNCACHED
+        if cached:
             counted = self.state.cache.look(now, key, ask)
         else:
             counted = Counted(input=ask.prompt.tokens)
@@ -256,7 +247,7 @@ class Calls:
             books.refused(now, row, outcome.dimension)
             await self._replies.deny(exchange, outcome, scope, (dialect, route, ask.model))
             return None
-        if self.config.answers.prompt_cache:
+        if cached:
             self.state.cache.remember(now, key, ask)
         exchange.fault = fault
         return Tab(clock, books, row, scope, (outcome, counted)), scope
@@ -422,12 +413,9 @@ class Calls:
             return
         tab, scope = admitted
         texts, dimensions, encoded = parsed[0]
-        how = "abandoned"
-        try:
-            counted = Counted(input=tab.counted.prompt)
-            told, usage = _report(counted, route, exchange.fault)
-            pacing = self.config.pacing
-            await exchange.wait(pacing.first_byte / 2)
+        with _closing(tab):
+            told, usage = _report(tab.counted, route, exchange.fault)
+            await exchange.wait(self.config.pacing.first_byte / 2)
             vectors = [self._embeddings.vector(text, dimensions) for text in texts]
             body = _body_with(chat.embeddings_body(ask, vectors, base64_wanted=encoded), usage)
             if exchange.fault is not None and exchange.fault.action == "malformed":
@@ -435,14 +423,25 @@ class Calls:
             length = (b"content-length", b"%d" % len(body))
             await exchange.head(200, [*self._heads(scope, route), JSON_TYPE, length])
             await exchange.body(body, more=False)
-            how = "completed"
             if told is not None:
                 self.state.books.report(tab.row, told)
-        except Ended as ended:
-            how = ended.how
-            raise
-        finally:
-            tab.close(0, how)
+
+
+@contextmanager
+def _closing(tab: Tab) -> Iterator[None]:
+    """The tab is closed however the block ends; a cancelled call counts as abandoned."""
+    how = "abandoned"
+    try:
+        yield
+        how = "completed"
+    except Ended as ended:
+        how = ended.how
+        raise
+    except ConnectionBroken:
+        how = "faulted"
+        raise
+    finally:
+        tab.close(how)
 
 
 def need_version(exchange: Exchange) -> None:

@@ -126,6 +126,7 @@ def test_the_first_matching_rule_governs_and_what_none_matches_is_unlimited():
     assert other.header("x-ratelimit-limit-requests") is None
 
 
+@pytest.mark.slow
 def test_quotas_are_bounded_and_those_that_come_too_late_share_one():
     limiter = Limiter(replace(PLAIN, limits=(limited(Quota(requests=5), per="model"),)), START)
     scopes = {id(limiter.scope("k", f"m{i}")) for i in range(MAX_SCOPES)}
@@ -515,6 +516,7 @@ FIELDS = ("messages", "input", "prompt", "tools", "tool_choice", "max_tokens", "
           "instructions", "metadata", "temperature", "stop_sequences", "dimensions")  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(PATHS),
@@ -634,6 +636,7 @@ def test_some_calls_answer_with_a_tool_though_nothing_asks_for_it():
     assert 15 < called < 45
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 60), st.booleans(), st.sampled_from(["chat", "messages", "responses"]),
