@@ -309,16 +309,18 @@ class Settling:
         reply.taps.append(tap)
         codec = CODECS[call.dialect]
 
+        embeds = call.dialect is Dialect.EMBEDDINGS  # its numbers are no tokens
+
         def closed(end: End) -> None:
             body = tap.decoded(wire_headers.coding_of(reply.headers))
             reported = codec.usage_of(body) if body is not None else None
-            if reported is not None and call.dialect is Dialect.EMBEDDINGS:
+            if reported is not None and embeds:
                 reported = completed(reported, _NO_OUTPUT, 0, _FREE)
             if body is not None and end is End.CLIENT_GONE:
                 end = End.COMPLETE  # the whole answer had arrived
                 reply.terminal = True
             estimate = call.estimate
-            output = tap.size // BYTES_PER_TOKEN
+            output = 0 if embeds else tap.size // BYTES_PER_TOKEN
             if body is None and tap.size > MAX_ANSWER and estimate is not None:
                 output = estimate.output
             self.record(call, reported, output, end)
