@@ -102,6 +102,7 @@ class State:
         request, inbox: Bytes written to and to be read from the channel.
         overlong: The request being written exceeds its bound.
         info: What `task.info` answers besides the input.
+        local: What a run without a store keeps for itself: memory keys and locks.
     """
 
     argv: list[str]
@@ -120,10 +121,11 @@ class State:
     inbox: bytes = b""
     overlong: bool = False
     info: dict[str, Any] = field(default_factory=dict)
+    local: dict[str, Any] = field(default_factory=dict)
 
     _JSON = (
         "argv", "env", "next_fd", "clock_ns", "seed", "drawn", "next_ordinal", "spent", "sequence",
-        "written", "overlong", "info",
+        "written", "overlong", "info", "local",
     )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

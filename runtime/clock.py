@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 
@@ -36,3 +37,8 @@ def read(clock: int) -> float:
 def sleep(seconds: float) -> None:
     """For tickers: this thread does nothing else."""
     time.sleep(seconds)
+
+
+async def pause(seconds: float) -> None:
+    """For coroutines."""
+    await asyncio.sleep(seconds)

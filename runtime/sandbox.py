@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtime import abi, wasi
 from runtime.abi import Pending, Record, Request, State
-from runtime.clock import cpu_us, monotonic
+from runtime.clock import cpu_us
 from runtime.engine import HALT, VERSION, Program
 from runtime.errors import SnapshotMismatch
 from runtime.instrument import checks
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 STRUCT_AT: Final = 16
 STACK_AT: Final = 64
 CALLS_A_SLICE: Final = 100_000
-KILL_AFTER_S: Final = 0.1
 NORMAL, UNWINDING, REWINDING = range(3)
 SHIM_VERSION: Final = 1
 
@@ -164,7 +163,7 @@ class Sandbox:
 
     __slots__ = (
         "_base", "_calls", "_control", "_flag", "_instance", "_mode", "_reason", "_reply", "_stack",
-        "arguments", "cpu_us", "ended", "fault_text", "kill_at", "loaded", "outbox", "pending",
+        "arguments", "cpu_us", "ended", "fault_text", "kill_cpu_us", "loaded", "outbox", "pending",
         "responder", "stack_high", "state", "step", "suspended",
     )  # fmt: skip
 
@@ -191,7 +190,7 @@ class Sandbox:
         self.stack_high = 0
         self.fault_text: tuple[str, str] | None = None
         self.ended: Outcome | None = None
-        self.kill_at: float | None = None
+        self.kill_cpu_us: int | None = None
         self._mode = NORMAL
         self._reason = ""
         self._reply = b""
@@ -221,7 +220,7 @@ class Sandbox:
     def prepare(self) -> None:
         """Clear the flag before the slot is published, so that no early stop is lost."""
         self._flag.value = 0
-        self.kill_at = None
+        self.kill_cpu_us = None
 
     def give_fuel(self, fuel: int) -> None:
         """Checks until the next yield, in the fuel variant."""
@@ -281,8 +280,6 @@ class Sandbox:
         self._mode = NORMAL
         self.suspended = True
         self.stack_high = max(self.stack_high, self._saved())
-        if self._reason == "exit":
-            raise AssertionError("an exit is recorded before it unwinds")
         if self._reason == "waiting" and self.pending is not None:
             return Waiting(self.pending.request)
         return Preempted()
@@ -328,8 +325,8 @@ class Sandbox:
         self.fault_text = (name, f"{type(problem).__name__}: {problem}"[:500])
 
     def overdue(self) -> bool:
-        """The flag went unanswered for too long."""
-        return self.kill_at is not None and monotonic() >= self.kill_at
+        """The flag went unanswered for too long, in CPU time of the owner thread."""
+        return self.kill_cpu_us is not None and cpu_us() >= self.kill_cpu_us
 
     def yielded(self) -> None:
         """`sched.yield_`, which a check calls when the flag is set."""
@@ -338,7 +335,7 @@ class Sandbox:
             self._mode = NORMAL
             return
         self._flag.value = 0
-        self.kill_at = None
+        self.kill_cpu_us = None
         self._begin_unwind("preempted")
 
     def served(self, answer: int | Pending) -> int:

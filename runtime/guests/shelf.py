@@ -23,7 +23,7 @@ from runtime.abi import State
 from runtime.errors import GuestMissing
 from runtime.guests import micropython, quickjs
 from runtime.instrument import register
-from runtime.sandbox import Loaded, Sandbox, Waiting
+from runtime.sandbox import Loaded, Sandbox, Waiting, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,3 +178,25 @@ def _base(one: Recipe, loaded: Loaded) -> bytes:
     memory = sandbox.memory()
     sandbox.close()
     return memory
+
+
+def test_script(guest: Guest, script: str, engine: Engine, cache: Cache) -> dict[str, object]:
+    """The self-test of a script on its interpreter: plain against a yield at every check.
+
+    Raises:
+        ModuleRefused: `diverged` or `untestable`.
+    """
+    one = guest.recipe
+    content = cache.get("guest", one.sha256)
+    if content is None:
+        raise GuestMissing(f"{one.name} is not installed")
+    plain_hash = guest.loaded.identity.plain_hash
+    key = engine.native_key(plain_hash)
+    code = cache.get("native", key)
+    module = engine.load(code) if code else engine.compile(content)
+    if code is None:
+        cache.put("native", key, bytes(module.serialize()))
+    plain = load(
+        engine, module, plain_hash=plain_hash, module_hash=plain_hash, main=guest.loaded.main
+    )
+    return register.self_test(plain, guest.loaded, argv=one.command(), files=one.files(script))

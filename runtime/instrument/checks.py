@@ -45,7 +45,7 @@ from runtime.instrument.decode import (
 
 MOST: Final = 100_000
 """Instructions without a check, per function; a POINT apart, so less than 120,000 in truth."""
-MOST_RETURNING: Final = 2_000
+MOST_RETURNING: Final = 10_000
 HOST_CALL: Final = 1_000
 """What a call of an import counts as."""
 INDIRECT: Final = -1

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime import settings
 from runtime.abi import Record, Request, State, error, seal
-from runtime.clock import cpu_us, monotonic, sleep
+from runtime.clock import cpu_us, sleep
 from runtime.engine import Engine
 from runtime.errors import ModuleRefused
 from runtime.instrument import asyncify, checks, decode
@@ -66,7 +66,7 @@ TEST_CHECKS: Final = 20_000
 TEST_MOVE: Final = 500
 TEST_FEWEST: Final = 100
 TEST_EFFECTS: Final = 200
-TEST_SECONDS: Final = 10.0
+TEST_CPU_US: Final = 10_000_000
 STAGES: Final = ("read", "decode", "checks", "asyncify", "validate", "self-test", "compile", "done")
 
 
@@ -491,7 +491,7 @@ def _plain(
 
     sandbox = Sandbox(program, state, arguments=arguments, responder=respond)
     holder.append(sandbox)
-    sandbox.kill_at = monotonic() + TEST_SECONDS
+    sandbox.kill_cpu_us = cpu_us() + TEST_CPU_US
     outcome = sandbox.run()
     if len(trace.requests) >= TEST_EFFECTS:
         outcome = Exited(-1)
@@ -499,7 +499,7 @@ def _plain(
         "unresponsive"
     ):
         raise ModuleRefused(
-            "untestable", f"it did not end within {TEST_SECONDS:.0f} s; give a smaller smoke input"
+            "untestable", f"it did not end within {TEST_CPU_US // 1_000_000} CPU seconds; give a smaller smoke input"
         )
     return _finish(trace, sandbox, outcome)
 
@@ -527,7 +527,7 @@ def _stopped(
             sandbox.give_fuel(0 if stop else 1 << 62)
         elif stop:
             sandbox.ask_to_yield()
-        sandbox.kill_at = monotonic() + TEST_SECONDS * 2
+        sandbox.kill_cpu_us = cpu_us() + TEST_CPU_US * 2
         at = None if answer is None else json.loads(answer)["at"]
         outcome = sandbox.run(answer, at_ns=at)
         answer = None
