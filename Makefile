@@ -20,13 +20,13 @@ test-all: $(VENV)/.ready
 e2e-clients: $(VENV)/.ready
 	$(BIN)/python -m pytest tests/acceptance -m clients
 
-check: fmt-check lint types arch schema-check lock-check
+check: fmt-check lint types arch schema-check docs-check lock-check
 
 fmt: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix -q . || true
 
-.PHONY: fmt-check schema-check
+.PHONY: fmt-check schema-check docs-check
 fmt-check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 
@@ -44,6 +44,12 @@ schema: $(VENV)/.ready
 
 schema-check: $(VENV)/.ready
 	$(BIN)/tidegate schema | diff -u gateway/policy/schema.json -
+
+docs: $(VENV)/.ready
+	$(BIN)/python deploy/docs.py
+
+docs-check: $(VENV)/.ready
+	$(BIN)/python deploy/docs.py --check
 
 lock: $(VENV)/.ready
 	$(BIN)/python deploy/lock.py
