@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "policies.md"
 HEAD = """# Policy files
 
-Generated from the schema by `make docs`; the annotated teacher is [policies/default.yaml](../policies/default.yaml), whole
-policies are in [policies/examples](../policies/examples). `tidegate check PATH` says every mistake at once.
+Generated from the schema by `make docs`; the annotated teacher is
+[policies/default.yaml](../policies/default.yaml), whole policies are in
+[policies/examples](../policies/examples). `tidegate check PATH` says every mistake at once.
 
 """
 
