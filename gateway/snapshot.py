@@ -345,6 +345,49 @@ class LogRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookRules:
+    """Where results of held calls and alerts may be pushed.
+
+    Attributes:
+        secret: Signs every delivery; None where nothing may be pushed.
+        hosts: Hosts that callers may name: "host", "*.domain", "host:port", "host:*".
+        networks: Non-public networks that may be reached all the same.
+        alerts: URL told of holds; "" for none.
+    """
+
+    secret: Secret | None = None
+    hosts: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    alerts: str = ""
+    because: RuleId = "holds.webhooks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRules:
+    """Calls kept while a breaker is open.
+
+    Attributes:
+        mode: ENFORCE or OFF; who is kept, tiers and callers say.
+        longest: Longest time a call is kept.
+        keep: How long its result stays.
+        max_calls, max_bytes: Of all kept calls and results.
+        max_per_agent: Waiting calls of one principal.
+        rate, at_once: Calls of one model resumed per second, and under way, at most.
+    """
+
+    mode: Mode = Mode.ENFORCE
+    longest: Micros = 86_400 * MICRO
+    keep: Micros = 86_400 * MICRO
+    max_calls: int = 10_000
+    max_bytes: int = 1 << 30
+    max_per_agent: int = 1_000
+    rate: int = 100
+    at_once: int = 64
+    webhooks: WebhookRules = WebhookRules()
+    because: RuleId = "holds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPattern:
     """A family of public model names, each concrete name a model of its own."""
 
@@ -375,6 +418,7 @@ class Snapshot:
     breaker: BreakerRules = BreakerRules()
     loops: LoopRules = LoopRules()
     logs: LogRules = LogRules()
+    holds: HoldRules = HoldRules()
     tokenizer: str = "preferred"
     places: Mapping[RuleId, Place] = field(default_factory=dict)
     listeners: Listeners = Listeners()

@@ -101,6 +101,7 @@ class _Compiler:
                 access=rules.logging.access,
                 prompts=rules.logging.prompts,
             ),
+            holds=self._holds(),
             tokenizer=rules.tokenizer,
             places=self._policy.places,
             listeners=made.Listeners(data=rules.listeners.data, admin=rules.listeners.admin),
@@ -489,8 +490,30 @@ class _Compiler:
             ping_pong=said.ping_pong,
             max_iterations=said.max_iterations or 0,
             tokens_per_minute=said.tokens_per_minute or 0,
+            max_tokens=said.max_tokens or 0,
+            max_money=said.max_money or 0,
             polling_tools=said.polling_tools,
             mode=self._mode(said.mode),
+        )
+
+    def _holds(self) -> made.HoldRules:
+        said = self._rules.holds
+        hooks = said.webhooks
+        return made.HoldRules(
+            mode=Mode(said.mode),
+            longest=said.longest,
+            keep=said.keep,
+            max_calls=said.max_calls,
+            max_bytes=said.max_bytes,
+            max_per_agent=said.max_per_agent,
+            rate=said.rate,
+            at_once=said.at_once,
+            webhooks=made.WebhookRules(
+                secret=hooks.signing_key,
+                hosts=hooks.hosts,
+                networks=hooks.networks,
+                alerts=hooks.alerts or "",
+            ),
         )
 
 

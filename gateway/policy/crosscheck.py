@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 from gateway.policy.demand import Demand
 from gateway.policy.supply import Supply
 
+SHORTEST_SIGNING_KEY = 24
+"""Characters: 24 bytes are the least of the Standard Webhooks specification."""
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -43,6 +46,7 @@ def _process(rules: file.PolicyFile, report: Report) -> None:
         report.error(("breakers", "base"), "longer than cap")
     if breakers.fast.window >= breakers.slow.window:
         report.error(("breakers", "fast", "window"), "not shorter than slow.window")
+    _webhooks(rules, report)
     for name, provider in rules.providers.items():
         deadlines = provider.timeouts
         for part in ("first_byte", "idle", "connect"):
@@ -50,6 +54,19 @@ def _process(rules: file.PolicyFile, report: Report) -> None:
                 report.error(
                     ("providers", name, "timeouts", part), "can never pass: total is shorter"
                 )
+
+
+def _webhooks(rules: file.PolicyFile, report: Report) -> None:
+    hooks = rules.holds.webhooks
+    path: Path = ("holds", "webhooks")
+    if (hooks.hosts or hooks.alerts) and hooks.signing_key is None:
+        report.error((*path, "signing_key"), "is missing: deliveries are never sent unsigned")
+    if hooks.signing_key is not None and len(hooks.signing_key.reveal()) < SHORTEST_SIGNING_KEY:
+        report.error(
+            (*path, "signing_key"), f"is too short: at least {SHORTEST_SIGNING_KEY} characters"
+        )
+    if (hooks.signing_key or hooks.networks) and not (hooks.hosts or hooks.alerts):
+        report.error(path, "can never act: neither hosts nor alerts name a target")
 
 
 def _plain_secrets(rules: file.PolicyFile, report: Report, literals: Collection[Path]) -> None:

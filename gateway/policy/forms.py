@@ -7,6 +7,7 @@ keys and their ids are described, never shown.
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,10 @@ NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}", re.ASCII)
 PATTERN_FORM = re.compile(r"[A-Za-z0-9._:/@+*?-]{1,128}", re.ASCII)
 KEY_ID_FORM = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 HEADER_FORM = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
+TARGET_FORM = re.compile(
+    r"(?:\*\.)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::(?:\d{1,5}|\*))?",
+    re.ASCII,
+)
 SHAPE_FORM = re.compile(r"bucket|unknown|window_[1-9][0-9]{0,3}[sm]", re.ASCII)
 
 NOT_OURS = frozenset(
@@ -196,3 +201,39 @@ def profiled(value: object) -> object:
 def hashed(value: object) -> object:
     """A text alone is a stored key."""
     return {"hash": value} if isinstance(value, str) else value
+
+
+def target_host(text: str) -> str:
+    """A host that a webhook may name, with an optional port or `*` for any."""
+    _, _, port = text.rpartition(":")
+    if not TARGET_FORM.fullmatch(text) or (port.isdigit() and not 1 <= int(port) <= 65_535):
+        raise Unreadable(
+            f"{quantity.shown(text)} is no host", allowed="host, *.domain, host:port or host:*"
+        )
+    return text.lower()
+
+
+def network(text: str) -> str:
+    """An IP network, or one address."""
+    try:
+        return str(ip_network(text))
+    except ValueError:
+        raise Unreadable(
+            f"{quantity.shown(text)} is no network", allowed="10.1.0.0/16, fd00::/8, 127.0.0.1"
+        ) from None
+
+
+def target_url(text: str) -> str:
+    """A URL to be called, with a path and perhaps a query. Never repeats it."""
+    allowed = "https://host/path; http:// only into webhooks.networks"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise Unreadable("not a URL", allowed=allowed) from None
+    plain = text.isascii() and text.isprintable() and " " not in text
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not plain:
+        raise Unreadable("not an http or https URL with a host", allowed=allowed)
+    if "@" in parts.netloc or parts.fragment:
+        raise Unreadable("a URL must not hold credentials or a fragment", allowed=allowed)
+    return text

@@ -626,10 +626,64 @@ class Loops(Section):
     ping_pong: int = Field(
         default=4, ge=2, le=1000, description="Rounds of two agents alternating."
     )
-    max_iterations: Count | None = Field(default=None, description="Calls per conversation.")
+    max_iterations: Count | None = Field(
+        default=None, description="Calls allowed before the user speaks again."
+    )
     tokens_per_minute: Count | None = Field(default=None, description="Tokens per conversation.")
+    max_tokens: Count | None = Field(
+        default=None, description="Tokens of a conversation before the user speaks again."
+    )
+    max_money: Money | None = Field(
+        default=None, description="Dollars of a conversation before the user speaks again."
+    )
     polling_tools: tuple[Pattern, ...] = Field(default=(), description="Tools that may repeat.")
     mode: Mode = Field(default="shadow", description=MODE)
+
+
+class Webhooks(Section):
+    """Where results of held calls and alerts may be pushed, and how they are signed."""
+
+    signing_key: SecretText | None = Field(
+        default=None,
+        description="Signs every delivery (Standard Webhooks: whsec_… or any text of 24 or more).",
+    )
+    hosts: tuple[Annotated[str, AfterValidator(forms.target_host)], ...] = Field(
+        default=(),
+        description="Hosts that callers may name: host, *.domain, host:port, host:*; else 443.",
+    )
+    networks: tuple[Annotated[str, AfterValidator(forms.network)], ...] = Field(
+        default=(),
+        description="Non-public networks that may be reached, http allowed: 10.1.0.0/16.",
+    )
+    alerts: Annotated[str, AfterValidator(forms.target_url)] | None = Field(
+        default=None, description="Told when calls begin to be held, and when all are resumed."
+    )
+
+
+class Holds(Section):
+    """Calls kept (202) while a breaker is open, and executed once it closes."""
+
+    mode: Literal["enforce", "off"] = Field(
+        default="enforce", description="off: nobody's call is kept."
+    )
+    longest: PositiveDuration = Field(
+        default=quantity.duration("24h"), description="Longest time a call is kept."
+    )
+    keep: PositiveDuration = Field(
+        default=quantity.duration("24h"), description="How long its result can be fetched."
+    )
+    max_calls: Count = Field(default=10_000, description="Kept calls and results at most.")
+    max_bytes: Size = Field(
+        default=quantity.size("1GiB"), description="Bytes of their requests and results."
+    )
+    max_per_agent: Count = Field(default=1_000, description="Waiting calls of one principal.")
+    rate: int = Field(
+        default=100, ge=1, le=10_000, description="Calls of one model resumed per second."
+    )
+    at_once: int = Field(
+        default=64, ge=1, le=1_000, description="Resumed calls of one model under way at most."
+    )
+    webhooks: Webhooks = Field(default=Webhooks(), description="Where to push results and alerts.")
 
 
 class Logging(Section):
@@ -675,6 +729,7 @@ class PolicyFile(Section):
     retry: Retry = Field(default=Retry(), description="Attempts, and waits between them.")
     breakers: Breakers = Field(default=Breakers(), description="When a deployment counts as sick.")
     loops: Loops = Field(default=Loops(), description="When an agent repeats itself.")
+    holds: Holds = Field(default=Holds(), description="Calls kept while a breaker is open.")
     logging: Logging = Field(default=Logging(), description="What is logged.")
     tokenizer: Literal["preferred", "required"] = Field(
         default="preferred", description="required: refuse to start without the exact vocabulary."

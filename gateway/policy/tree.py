@@ -35,10 +35,11 @@ SECRETS: tuple[Path, ...] = (
     ("providers", "*", "query", "*"),
     ("providers", "*", "extra_headers", "*"),
     ("agents", "*", "keys", "*", "key"),
+    ("holds", "webhooks", "signing_key"),
 )
 """Values that become `Secret`; only they may hold `${NAME}` and `${file:/path}`."""
 
-ADDRESSES: tuple[Path, ...] = (("providers", "*", "base_url"),)
+ADDRESSES: tuple[Path, ...] = (("providers", "*", "base_url"), ("holds", "webhooks", "alerts"))
 """Values that are no secrets and may still be one `${NAME}`: a server started beside us, like the
 emulator, has its port only at run time."""
 
@@ -48,6 +49,8 @@ QUIET: tuple[Path, ...] = (
     ("providers", "*", "extra_headers"),
     ("providers", "*", "base_url"),
     ("agents", "*", "keys"),
+    ("holds", "webhooks", "signing_key"),
+    ("holds", "webhooks", "alerts"),
 )
 """Regions whose values no message repeats, whatever is wrong with them."""
 

@@ -16,6 +16,7 @@ from gateway.snapshot import (
     BackoffRules,
     BreakerRules,
     EdgeRules,
+    HoldRules,
     LogRules,
     LoopRules,
     Mode,
@@ -101,6 +102,7 @@ def test_defaults_are_those_that_the_snapshot_ships():
     assert found.breaker == BreakerRules()
     assert found.loops == LoopRules()
     assert found.logs == LogRules()
+    assert found.holds == HoldRules()
     assert found.providers["up"].timeouts == Timeouts()
     assert [(tier.name, tier.number) for tier in found.tiers] == [
         ("interactive", 1),
@@ -333,6 +335,13 @@ def test_the_process_rules_are_carried_over():
         "retry: {attempts: 1, max_retry_after: 3s, budget: {ratio: 20%}}\n"
         "breakers: {in_a_row: 9}\n"
         "loops: {mode: enforce, same_call: 5, polling_tools: [poll]}\n"
+        "holds:\n"
+        "  longest: 1h\n"
+        "  rate: 7\n"
+        "  webhooks:\n"
+        "    signing_key: whsec_0123456789abcdef0123456789\n"
+        "    hosts: [hooks.example, '*.CI.example:8443']\n"
+        "    networks: [10.1.0.0/16]\n"
         "tokenizer: required\n"
     )
     found = snapshot(text)
@@ -342,6 +351,9 @@ def test_the_process_rules_are_carried_over():
     assert (found.backoff.attempts, found.backoff.budget_ratio_ppm) == (1, 200_000)
     assert found.breaker.in_a_row == 9
     assert (found.loops.same_call, found.loops.polling_tools) == (5, ("poll",))
+    assert (found.holds.longest, found.holds.rate) == (3_600_000_000, 7)
+    assert found.holds.webhooks.hosts == ("hooks.example", "*.ci.example:8443")
+    assert found.holds.webhooks.networks == ("10.1.0.0/16",)
     assert found.tokenizer == "required"
 
 
@@ -364,6 +376,6 @@ def test_an_edit_of_a_limit_keeps_names_and_dimensions_so_that_levels_survive():
 def test_every_section_of_the_file_is_compiled_or_named_here():
     assert set(PolicyFile.model_fields) == {
         "version", "mode", "listeners", "edge", "providers", "pools", "models", "prices", "tiers",
-        "fairness", "tenants", "agents", "issuers", "retry", "breakers", "loops", "logging",
-        "tokenizer",
+        "fairness", "tenants", "agents", "issuers", "retry", "breakers", "loops", "holds",
+        "logging", "tokenizer",
     }  # fmt: skip

@@ -390,3 +390,23 @@ def test_forms_are_checked(old, new, what):
     assert old in POOLS
     found = said(POOLS.replace(old, new))
     assert what in found or (what == "cannot be set here" and "is not valid here" in found)
+
+
+SIGNED = "signing_key: 'whsec_0123456789abcdef0123456789'"
+
+
+@pytest.mark.parametrize(
+    ("webhooks", "words"),
+    [
+        ("hosts: [h.example]", "signing_key: is missing: deliveries are never sent unsigned"),
+        ("alerts: 'https://h.example/x'", "signing_key: is missing"),
+        ("hosts: [h.example], signing_key: short", "signing_key: is too short"),
+        (SIGNED, "can never act: neither hosts nor alerts name a target"),
+        (SIGNED + ", hosts: [h.example], networks: [10.0.0.1/8]", "is no network"),
+        (SIGNED + ", hosts: ['h.example:0']", "is no host"),
+        (SIGNED + ", hosts: ['*']", "is no host"),
+        (SIGNED + ", alerts: 'https://u:hunter2@h.example/x'", "must not hold credentials"),
+    ],
+)  # fmt: skip
+def test_webhooks_that_would_be_unsigned_or_act_nowhere_are_errors(webhooks, words):
+    assert words in said(SMALL + f"holds: {{webhooks: {{{webhooks}}}}}\n")
