@@ -212,7 +212,7 @@ def run_key(options: argparse.Namespace) -> None:
 
     key, stored = make_key(secrets.token_bytes, options.id)
     print(f"key (give it to the agent; it is shown only now):\n  {key}\n")
-    print(f"policy (keys of the agent):\n  - {{hash: {stored!r}}}")
+    print(f'policy (agents.NAME.keys):\n  - "{stored}"')
 
 
 def run_doctor(_options: argparse.Namespace) -> None:
