@@ -18,6 +18,7 @@ from gateway.layers.admit import Admission
 from gateway.layers.count import CountTokens
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.estimate import Estimating
+from gateway.layers.guard_loops import LoopGuard
 from gateway.layers.identify import Recognizer
 from gateway.layers.models import Models
 from gateway.layers.observe import Observing
@@ -109,6 +110,7 @@ class Machine:
         self.identities = Identities(clock=clock, fetch=self.sources)
         self.breakers = Breakers(on_change=self._breaker_changed, on_failure=metrics.breaker_failed)
         self.credentials = Credentials(clock, rng)
+        self.loops = LoopGuard(on_loop=metrics.loop)
         self.loaded = False
         secret = process_secret(settings.state_dir, settings.secret_file, secrets.token_bytes)
         self.parts = self._wire(rng, Tickets(derive(secret, "place")))
@@ -158,6 +160,7 @@ class Machine:
             models=Models(),
             tracing=self._tracing(rng),
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock),
+            loops=self.loops,
         )
 
     def _tracing(self, rng: Rng) -> Tracing | None:

@@ -6,13 +6,14 @@ downgrade and retry; the provider's pools once per attempt (`admit`), inside the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.call import Dialect, Service, stack
 from gateway.layers.admit import Admission, admit, admit_caller
 from gateway.layers.downgrade import Downgrading
 from gateway.layers.estimate import Estimating, estimate
+from gateway.layers.guard_loops import LoopGuard
 from gateway.layers.identify import identify
 from gateway.layers.observe import Observing
 from gateway.layers.trip import Breakers, Tripping
@@ -46,6 +47,7 @@ class Parts:
     observing: Observing
     models: Models
     count_tokens: CountTokens
+    loops: LoopGuard = field(default_factory=LoopGuard)
     tracing: Tracing | None = None
 
 
@@ -61,6 +63,8 @@ def model_pipeline(parts: Parts) -> Service:
         identify(parts.recognize),
         # admission needs the cost; loops and gates will
         estimate(parts.estimating),
+        # a runaway stops before it queues or asks anybody; what it cost is known by now
+        parts.loops,
         # what a caller may use does not depend on how often we try: once per call
         admit_caller(parts.admission),
         # another model has another breaker and other pools, so outside retry

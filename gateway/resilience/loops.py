@@ -1,15 +1,59 @@
-"""Semantic breaker over call fingerprints (`admission.md` §13.1): a pure fold."""
+"""Semantic breaker over fingerprints (`admission.md` §13.1): a pure fold over an agent's turns.
+
+The law: every rule measures the stretch since the last user turn. A user turn always passes and
+begins a new stretch; so does the operator's reset. The newest turn decides alone: who repeated a
+call three times and then does something else passes, because a refusal cuts a call and never a
+session. What comes in are hashes and sizes, never text.
+
+A turn is what a model answered once (its words, its tool calls) and what the tools returned. Agents
+send their history along, so a stretch can be folded from the request alone; a `Stretch` remembered
+under the mark of its last turn spares the folding and knows what a client has cut off. Turns whose
+tools are all declared as polling count as iterations only.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeAlias, TypeVar
 
-from gateway.units import Mode, RuleId, Tokens
+from gateway.units import MICRO, MINUTE, Micros, MicroUsd, Mode, RuleId, Tokens
+
+MAX_REMEMBERED = 50_000
+"""Conversations kept; beyond it the one unused for longest is forgotten."""
+
+IDLE: Micros = 30 * MINUTE
+"""A conversation without a call for so long is forgotten."""
+
+KEPT_CALLS = 32
+"""Distinct calls, and distinct masked ones, counted per stretch; the oldest make room."""
+
+SKETCH = 80
+"""Hashes kept of a turn's shingles: exact up to so many, an estimate within 5 % or so beyond."""
+
+SIZES_PPM = 700_000
+"""Turns whose sizes differ by more cannot be alike; sketches are not even made."""
+
+WARN_PPM = 800_000
+"""Share of an amount (iterations, tokens, money) from which on the caller is warned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopRules:
-    """Semantic loop breaker (`admission.md` §13.1)."""
+    """Semantic loop breaker (`admission.md` §13.1); 0 is no limit.
+
+    Attributes:
+        same_call, same_masked, alike_turns, ping_pong: The repetition that is refused; the one
+            before it is warned of.
+        alike_ppm: From here on two turns are alike.
+        max_iterations: Calls allowed between two user turns.
+        tokens_per_minute: Tokens read and written, by a bucket one minute deep.
+        max_tokens, max_money: What a task may use before the user speaks again.
+        polling_tools: fnmatch patterns of tools that may repeat.
+    """
 
     same_call: int = 4
     same_masked: int = 4
@@ -18,6 +62,323 @@ class LoopRules:
     ping_pong: int = 4
     max_iterations: int = 0
     tokens_per_minute: Tokens = 0
+    max_tokens: Tokens = 0
+    max_money: MicroUsd = 0
     polling_tools: tuple[str, ...] = ()
     mode: Mode = Mode.SHADOW
     because: RuleId = "loops"
+
+    @property
+    def meters(self) -> bool:
+        """Whether any rule needs to know what calls cost."""
+        return bool(self.tokens_per_minute or self.max_tokens or self.max_money)
+
+
+class Rule(StrEnum):
+    """The rules, by their names in policy; in the order in which they are asked."""
+
+    SAME_CALL = "same_call"
+    SAME_MASKED = "same_masked"
+    PING_PONG = "ping_pong"
+    ALIKE_TURNS = "alike_turns"
+    MAX_ITERATIONS = "max_iterations"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    MAX_TOKENS = "max_tokens"
+    MAX_MONEY = "max_money"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule says of a call.
+
+    Attributes:
+        rule: Which one.
+        refuse: Stage 2; False is stage 1, a warning.
+        count: The repetition that was reached, or the amount used.
+        limit: The rule's own figure.
+        call: Which call of the newest turn repeats; -1 where none is meant.
+    """
+
+    rule: Rule
+    refuse: bool
+    count: int
+    limit: int
+    call: int = -1
+
+
+Sketch: TypeAlias = tuple[bytes, bytes]
+"""Shingles of what was said (words and calls) and of what came back, `SKETCH` hashes each."""
+
+Sketching: TypeAlias = Callable[[], Sketch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn in hashes.
+
+    Attributes:
+        calls: (exact, masked) of each call that may not repeat. `exact` is the tool's name with
+            canonical arguments; `masked` the same but for numbers and dates, with the result; 0
+            while there is none.
+        kind: Hash of the tools' names.
+        size: Characters in all.
+        exempt: Nothing but polling tools.
+        sketch: Makes the shingles; called only where sizes say that the turn may be alike.
+    """
+
+    calls: tuple[tuple[int, int], ...] = ()
+    kind: int = 0
+    size: int = 0
+    exempt: bool = False
+    sketch: Sketching
+
+
+class Stretch:
+    """What is known of the turns since the last user turn; at most 2 KiB.
+
+    Attributes:
+        session: Hash of the session's name, for the operator's reset; 0 without one.
+        length: Messages of the request that it was last folded from.
+        iterations: Turns.
+        touched: Instant of its last call.
+    """
+
+    __slots__ = (
+        "_alike", "_alternating", "_before", "_exact", "_kind", "_last", "_masked", "_size",
+        "_sketch", "iterations", "length", "session", "touched",
+    )  # fmt: skip
+
+    def __init__(self, *, session: int = 0) -> None:
+        self.session = session
+        self.length = 0
+        self.iterations = 0
+        self.touched: Micros = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing was repeated so far: the operator's reset."""
+        self.iterations = 0
+        self._exact = b""
+        self._masked = b""
+        self._last = self._before = 0
+        self._alternating = 0
+        self._kind = self._size = self._alike = 0
+        self._sketch: Sketch | None = None
+
+    def fold(self, turn: Turn, *, previous: Sketching | None = None, rules: LoopRules) -> None:
+        """The turn is counted.
+
+        Args:
+            turn: The one after those counted so far.
+            previous: Makes the sketch of the turn before, where its text is at hand.
+            rules: For how alike turns must be.
+        """
+        self.iterations += 1
+        if turn.exempt:
+            return
+        if turn.calls:
+            self._exact = _counted(self._exact, [exact for exact, _ in turn.calls])
+            self._masked = _counted(self._masked, [masked for _, masked in turn.calls if masked])
+        self._alternate(turn)
+        self._compare(turn, previous, rules.alike_ppm)
+
+    def _alternate(self, turn: Turn) -> None:
+        """`_alternating`: how many of the last turns were A, B, A, B."""
+        whole = hash(tuple(sorted(exact for exact, _ in turn.calls))) if turn.calls else 0
+        if not whole:
+            self._alternating = 0
+        elif whole == self._last:
+            self._alternating = 1
+        elif whole == self._before:
+            self._alternating += 1
+        else:
+            self._alternating = 2 if self._last else 1
+        self._before, self._last = self._last, whole
+
+    def _compare(self, turn: Turn, previous: Sketching | None, alike_ppm: int) -> None:
+        """`_alike`: how many of the last turns were each like the one before."""
+        small, large = sorted((turn.size, self._size))
+        similar = turn.kind == self._kind and small * MICRO >= large * SIZES_PPM and small > 0
+        sketch: Sketch | None = None
+        alike = False
+        if similar:
+            sketch = turn.sketch()
+            before = self._sketch or (previous() if previous is not None else None)
+            alike = before is not None and resemblance(before, sketch) >= alike_ppm
+        self._alike = self._alike + 1 if alike else 1
+        self._kind, self._size, self._sketch = turn.kind, turn.size, sketch
+
+    def judge(self, newest: Turn, rules: LoopRules) -> Verdict | None:
+        """What the rules say now that `newest` is the last turn; the hardest word wins."""
+        found: Verdict | None = None
+        for verdict in self._verdicts(newest, rules):
+            if verdict.refuse:
+                return verdict
+            found = found or verdict
+        return found
+
+    def _verdicts(self, newest: Turn, rules: LoopRules) -> Iterator[Verdict]:
+        if newest.calls:
+            exact, masked = _counts(self._exact), _counts(self._masked)
+            for at, (same, like) in enumerate(newest.calls):
+                yield from _repeated(Rule.SAME_CALL, exact.get(same, 0), rules.same_call, at)
+                yield from _repeated(Rule.SAME_MASKED, masked.get(like, 0), rules.same_masked, at)
+            yield from _repeated(Rule.PING_PONG, self._alternating // 2, rules.ping_pong, 0)
+        if not newest.exempt:
+            at = 0 if newest.calls else -1
+            yield from _repeated(Rule.ALIKE_TURNS, self._alike, rules.alike_turns, at)
+        calls, most = self.iterations + 1, rules.max_iterations
+        if most and calls * MICRO >= most * WARN_PPM:
+            yield Verdict(Rule.MAX_ITERATIONS, calls > most, calls, most)
+
+
+def _repeated(rule: Rule, count: int, limit: int, call: int) -> Iterator[Verdict]:
+    if count >= limit:
+        yield Verdict(rule, True, count, limit, call)  # noqa: FBT003 - the field's name is plain
+    elif count >= max(2, limit - 1):
+        yield Verdict(rule, False, count, limit, call)  # noqa: FBT003
+
+
+_COUNT = struct.Struct("<QH")
+MOST_COUNTED = 65_535
+
+
+def _counts(packed: bytes) -> dict[int, int]:
+    return dict(_COUNT.iter_unpack(packed))
+
+
+def _counted(packed: bytes, seen: list[int]) -> bytes:
+    """The counts with these seen once more; the ones touched last stand last and stay."""
+    counts = _counts(packed)
+    for one in seen:
+        counts[one] = min(MOST_COUNTED, counts.pop(one, 0) + 1)
+    kept = list(counts.items())[-KEPT_CALLS:]
+    return b"".join([_COUNT.pack(one, count) for one, count in kept])
+
+
+def sketch_of(hashes: set[int]) -> bytes:
+    """The `SKETCH` smallest of these 32-bit hashes: a sample that is the same for equal sets."""
+    smallest = sorted(hashes)[:SKETCH]
+    return struct.pack(f"<{len(smallest)}I", *smallest)
+
+
+def resemblance(one: Sketch, other: Sketch) -> int:
+    """How alike two turns are, in millionths: the lesser of what was said and what came back.
+
+    Paging says nearly the same each time and gets something else, so both must be alike.
+
+    Source: Broder 1997, bottom-k sketches of the Jaccard index.
+    """
+    return min(_jaccard(one[0], other[0]), _jaccard(one[1], other[1]))
+
+
+def _jaccard(one: bytes, other: bytes) -> int:
+    if one == other:
+        return MICRO
+    ours = set(struct.unpack(f"<{len(one) // 4}I", one))
+    theirs = set(struct.unpack(f"<{len(other) // 4}I", other))
+    union = sorted(ours | theirs)[:SKETCH]
+    shared = ours & theirs
+    return sum(one in shared for one in union) * MICRO // len(union)
+
+
+# --- what a task uses -----------------------------------------------------------------------------
+
+
+class Spending:
+    """What a conversation used since its last user turn, and how fast.
+
+    Attributes:
+        session: Hash of the session's name; 0 without one.
+        tokens, money: Used since the last user turn; estimates until calls end.
+        touched: Instant of its last call.
+    """
+
+    __slots__ = ("_level", "money", "session", "tokens", "touched")
+
+    def __init__(self, *, session: int = 0) -> None:
+        self.session = session
+        self._level: Tokens = 0
+        self.tokens: Tokens = 0
+        self.money: MicroUsd = 0
+        self.touched: Micros = 0
+
+    def clear(self) -> None:
+        """A new stretch: nothing was used."""
+        self._level = self.tokens = self.money = 0
+
+    def pour(self, tokens: Tokens, money: MicroUsd) -> None:
+        """So much more was used; negative amounts correct an estimate."""
+        self._level = max(0, self._level + tokens)
+        self.tokens = max(0, self.tokens + tokens)
+        self.money = max(0, self.money + money)
+
+    def drain(self, now: Micros, rules: LoopRules) -> None:
+        """The bucket is where it stands now."""
+        elapsed = max(0, now - self.touched)
+        self._level = max(0, self._level - rules.tokens_per_minute * elapsed // MINUTE)
+        self.touched = max(self.touched, now)
+
+    def judge(self, rules: LoopRules) -> Verdict | None:
+        """What the rules say of one more call, after `drain`: a limit reached refuses it."""
+        found: Verdict | None = None
+        for rule, used, limit in (
+            (Rule.TOKENS_PER_MINUTE, self._level, rules.tokens_per_minute),
+            (Rule.MAX_TOKENS, self.tokens, rules.max_tokens),
+            (Rule.MAX_MONEY, self.money, rules.max_money),
+        ):
+            if limit and used >= limit:
+                return Verdict(rule, True, used, limit)  # noqa: FBT003
+            if limit and used * MICRO >= limit * WARN_PPM:
+                found = found or Verdict(rule, False, used, limit)  # noqa: FBT003
+        return found
+
+
+# --- the bounded memory ---------------------------------------------------------------------------
+
+Kept = TypeVar("Kept", Stretch, Spending)
+
+
+class Memory(Generic[Kept]):
+    """At most `limit` conversations, none idle for longer than `IDLE`; the oldest go first."""
+
+    __slots__ = ("_kept", "_limit")
+
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._limit = limit
+
+    def __len__(self) -> int:
+        """Conversations remembered."""
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Kept]:
+        """All of them, the one unused for longest first."""
+        return iter(self._kept.values())
+
+    def get(self, key: int, now: Micros) -> Kept | None:
+        """The conversation of this key; None if there is none, or it was idle for too long."""
+        found = self._kept.get(key)
+        return None if found is None or now - found.touched > IDLE else found
+
+    def pop(self, key: int) -> None:
+        """The conversation goes on under another key."""
+        self._kept.pop(key, None)
+
+    def put(self, key: int, kept: Kept, now: Micros) -> None:
+        """The conversation is the last used one; idle ones and what is too many are dropped."""
+        kept.touched = now
+        self._kept[key] = kept
+        self._kept.move_to_end(key)
+        for _ in range(2):  # two for each one added: the idle ones go sooner than they come
+            oldest, first = next(iter(self._kept.items()))
+            if len(self._kept) <= self._limit and now - first.touched <= IDLE:
+                break
+            del self._kept[oldest]
+
+    def reset(self, session: int | None = None) -> int:
+        """The conversations of a session (None: all of them) begin a new stretch; how many."""
+        chosen = [kept for kept in self if session is None or kept.session == session]
+        for kept in chosen:
+            kept.clear()
+        return len(chosen)

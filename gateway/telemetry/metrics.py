@@ -33,7 +33,7 @@ SPARE = 16
 
 SERIES = {
     "calls": 96, "tokens": 60, "models": 24, "waits": 8, "pools": 20, "answers": 40,
-    "first_byte": 5, "few": 14,
+    "first_byte": 5, "few": 14, "loops": 24,
 }  # fmt: skip
 """Series of a family, by what they count."""
 
@@ -154,6 +154,10 @@ class Metrics:
         )
         self._shadowed = self._counter(
             "shadowed", "What a rule in shadow mode would have done", "verdict", few, 0
+        )
+
+        self._loops = self._counter(
+            "loops", "What loop rules did: refused, warned, shadowed", "rule stage", SERIES["loops"]
         )
 
         # --- tokens and money
@@ -316,6 +320,10 @@ class Metrics:
     def shadowed(self, verdict: str) -> None:
         """A rule in shadow mode would have acted."""
         self._shadowed(verdict).inc()
+
+    def loop(self, rule: str, stage: str) -> None:
+        """A loop rule spoke."""
+        self._loops(rule, stage).inc()
 
     # --- tokens and money
 

@@ -30,6 +30,7 @@ PINNED = {
     "tidegate_input_estimated_total": ("counter", ("reason",)),
     "tidegate_keepalives_total": ("counter", ("dialect",)),
     "tidegate_log_dropped_total": ("counter", ()),
+    "tidegate_loops_total": ("counter", ("rule", "stage")),
     "tidegate_malformed_events_total": ("counter", ("dialect",)),
     "tidegate_overhead_seconds": ("histogram", ()),
     "tidegate_policy_reload_errors_total": ("counter", ()),
