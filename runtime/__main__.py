@@ -6,9 +6,10 @@
     guest install NAME [--from FILE] | guest list | guest notices
     logs [TASK] [--follow]
 
-Every command takes `--json`: one JSON object a line on standard output. `tidegate agent …` and `tidegate
-guest …` hand their arguments to this program unchanged. Exit status: 0 as asked (a suspension included), 1
-the agent failed, 2 refused or wrong usage with one sentence on standard error.
+Every command takes `--json`: one JSON object a line on standard output. `tidegate agent …` and
+`tidegate guest …` hand their arguments to this program unchanged. Exit status: 0 as asked (a
+suspension included), 1 the agent failed, 2 refused or wrong usage with one sentence on standard
+error.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from runtime.errors import SandboxError, SnapshotMismatch
 from runtime.guests import shelf
 from runtime.instrument import register
 from runtime.instrument.cache import Cache
+from runtime.instrument.module import Limits
 from runtime.outbound import Caller
 from runtime.sandbox import Sandbox
 
@@ -85,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.run(room, options))
     except SandboxError as error:
         name = getattr(options, "file", None)
-        where = f"{Path(name).name}: refused, " if name else ""
+        where = f"{Path(name).name}: refused, " if name and not isinstance(error, Usage) else ""
         sys.stderr.write(f"tidegate: {where}{error}\n")
         return 2
     except BrokenPipeError:
@@ -102,7 +104,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m runtime", description=__doc__.partition("\n")[0])
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    one = commands.add_parser("register", parents=[shared], help="make a module or script suspendable")
+    one = commands.add_parser(
+        "register", parents=[shared], help="make a module or script suspendable"
+    )
     one.add_argument("file")
     one.add_argument("--name", default="", help="what to call it in the output")
     one.add_argument("--main", default="", help="entry export (default _start, else run)")
@@ -112,7 +116,9 @@ def parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("run", parents=[shared], help="run an agent in the foreground")
     one.add_argument("file")
-    one.add_argument("--input", default="null", help="JSON, or a file of it, or - for standard input")
+    one.add_argument(
+        "--input", default="null", help="JSON, or a file of it, or - for standard input"
+    )
     one.add_argument("--tier", choices=TIERS, default="")
     one.add_argument("--model", default="default", help="for calls that name none")
     one.add_argument("--main", default="")
@@ -148,7 +154,7 @@ def _suspending(one: argparse.ArgumentParser) -> None:
     one.add_argument("--out", default="", help="where the snapshot goes (default TASK.tgsn)")
 
 
-# --- register and guests ----------------------------------------------------------------------------
+# --- register and guests --------------------------------------------------------------------------
 
 
 def read_file(name: str, most: int) -> bytes:
@@ -201,7 +207,7 @@ def run_register(room: Room, options: argparse.Namespace) -> int:
         digest = hashlib.blake2b(script.encode(), digest_size=32).hexdigest()
         kind = f"{recipe.suffixes[0][1:]} on {recipe.name} ({recipe.title})"
     else:
-        most = register.decode.Limits().module_bytes
+        most = Limits().module_bytes
         wanted = register.Options(
             main=options.main, arguments=_arguments(options), variant=options.variant
         )
@@ -213,7 +219,9 @@ def run_register(room: Room, options: argparse.Namespace) -> int:
         if not tested["untested"]
         else f"untested: only {tested['checks']} checks reached; give a larger smoke input"
     )
-    room.say(f"{name}@{digest[:8]}  {kind}  {proof}", name=name, hash=digest, kind=kind, self_test=tested)
+    room.say(
+        f"{name}@{digest[:8]}  {kind}  {proof}", name=name, hash=digest, kind=kind, self_test=tested
+    )
     return 0
 
 
@@ -222,7 +230,8 @@ def run_install(room: Room, options: argparse.Namespace) -> int:
     source = Path(options.source) if options.source else None
     made = shelf.install(options.name, room.cache, source=source, progress=room.progress)
     tested = made.report["self_test"]
-    text = f"{options.name}  {made.report['checks']:,} checks, self-test equal over {tested['checks']:,} yields"
+    proof = f"self-test equal over {tested['checks']:,} yields"
+    text = f"{options.name}  {made.report['checks']:,} checks, {proof}"
     room.say(text, name=options.name, module_hash=made.module_hash, report=made.report)
     return 0
 
@@ -234,19 +243,28 @@ def run_guests(room: Room, _options: argparse.Namespace) -> int:
         state = "installed" if here else recipe.refused or "not installed"
         note = f"  experimental: {recipe.experimental}" if recipe.experimental else ""
         text = f"{recipe.name:12} {state:14} {', '.join(recipe.suffixes):10} {recipe.title}{note}"
-        room.say(text, name=recipe.name, installed=here, title=recipe.title, note=recipe.experimental)
+        room.say(
+            text, name=recipe.name, installed=here, title=recipe.title, note=recipe.experimental
+        )
     return 0
 
 
 def run_notices(room: Room, _options: argparse.Namespace) -> int:
     """Licenses that an image with guests baked in must carry."""
     for recipe in shelf.RECIPES.values():
-        text = f"{recipe.name} ({recipe.requirement}, {recipe.member})\n  {recipe.license}\n  {recipe.notice}"
-        room.say(text, name=recipe.name, license=recipe.license, notice=recipe.notice, sha256=recipe.sha256)
+        origin = f"{recipe.requirement}, {recipe.member}"
+        text = f"{recipe.name} ({origin})\n  {recipe.license}\n  {recipe.notice}"
+        room.say(
+            text,
+            name=recipe.name,
+            license=recipe.license,
+            notice=recipe.notice,
+            sha256=recipe.sha256,
+        )
     return 0
 
 
-# --- run and resume ---------------------------------------------------------------------------------
+# --- run and resume -------------------------------------------------------------------------------
 
 
 def _given(text: str) -> object:
@@ -278,7 +296,7 @@ def run_agent(room: Room, options: argparse.Namespace) -> int:
         )
     else:
         wanted = register.Options(main=options.main, arguments=_arguments(options))
-        content = read_file(options.file, register.decode.Limits().module_bytes)
+        content = read_file(options.file, Limits().module_bytes)
         made = register.register(content, room.cache, wanted, room.progress)
         loaded = register.loaded(made, engine, room.cache)
         state = local.module_state(task, given, info)
@@ -344,7 +362,8 @@ def _foreground(
             unfinished.replace(out)
         except OSError as error:
             raise Usage(f"{out} cannot be written: {error.strerror}") from None
-        text = f"suspended in {out}, {len(ended.data)} bytes; continue with: tidegate agent resume {out}"
+        size = len(ended.data)
+        text = f"suspended in {out}, {size} bytes; continue with: tidegate agent resume {out}"
         room.say(text, task=task, suspended=str(out), bytes=len(ended.data), trace=caller.trace)
         return 0
     well = local.succeeded(ended.outcome)
@@ -388,7 +407,7 @@ def _print(row: dict[str, Any]) -> None:
         sys.stderr.write(f"#{row['n']} {row['op']} {row['outcome']} {row['seconds']} s\n")
 
 
-# --- logs -------------------------------------------------------------------------------------------
+# --- logs -----------------------------------------------------------------------------------------
 
 
 def run_logs(room: Room, options: argparse.Namespace) -> int:

@@ -2,10 +2,11 @@
 
 Pure apart from the state it is given. A request is UTF-8 JSON of at most 1 MiB,
 `{"v":1,"op":…,"args":{…}}`; a reply at most 4 MiB, `{"ok":…,"n":ordinal,"at":ns}` or
-`{"error":{"code","message","retryable"},…}`. An *effect* always suspends, even when its answer is at
-hand: one path, always exercised. It takes an ordinal, which with the task gives its idempotency key; a
-batch takes one ordinal for each of its calls. A *local operation* is answered at once, from state that
-travels in the snapshot, so a re-execution answers the same.
+`{"error":{"code","message","retryable"},…}`. An *effect* always suspends, even when its answer is
+at
+hand: one path, always exercised. It takes an ordinal, which with the task gives its idempotency
+key; a batch takes one ordinal for each of its calls. A *local operation* is answered at once,
+from state that travels in the snapshot, so a re-execution answers the same.
 
 Through `agent.host_call` a reply longer than the guest's window stays in the inbox and `reply.rest`
 reads on; through the channel `/dev/agent` the guest simply reads on.

@@ -1,15 +1,16 @@
 """wasmtime behind one seat: configuration, programs, calls without exceptions, the kill switch.
 
 wasmtime-py keeps the exception of a host callback in a module global that threads share
-(measured: with callbacks raising in four threads, of 16,000 calls 68 exceptions surfaced in the wrong
-thread and 143 were lost). So nothing of ours passes through its Python callbacks: host functions are
-raw C callbacks made by `trampoline`, which catches everything, stores the fault in the sandbox and
-answers with a trap; calls go through the C interface with prebuilt arguments, which also halves their
-cost. This file uses wasmtime-py's private bindings and is bound to one minor version of it.
+(measured: with callbacks raising in four threads, of 16,000 calls 68 exceptions surfaced in the
+wrong thread and 143 were lost). So nothing of ours passes through its Python callbacks: host
+functions are raw C callbacks made by `trampoline`, which catches everything, stores the fault in
+the sandbox and answers with a trap; calls go through the C interface with prebuilt arguments,
+which also halves their cost. This file uses wasmtime-py's private bindings and is bound to one
+minor version of it.
 
-A sandbox's callbacks are shared by all instances of a program (one Linker and one InstancePre: 41 us
-and 20 KB a sandbox against 779 us and 108 KB); they find their sandbox in a thread-local, set for the
-duration of a call. One store is used by one thread at a time.
+A sandbox's callbacks are shared by all instances of a program (one Linker and one InstancePre: 41
+us and 20 KB a sandbox against 779 us and 108 KB); they find their sandbox in a thread-local, set
+for the duration of a call. One store is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Engine:
         return None
 
     def load(self, machine_code: bytes) -> wasmtime.Module:
-        """Machine code that *this node* made and whose keyed hash was verified: it is executed as is.
+        """Machine code that *this node* made, its keyed hash verified: it is executed as is.
 
         Raises:
             ModuleRefused: wasmtime does not take it; compile again.
@@ -178,7 +179,7 @@ class Engine:
         return store
 
     def _overdue(self, _context: object, _data: object, delta: Any, kind: Any) -> int:  # noqa: ANN401
-        """One tick more, or the end. An exception here would be swallowed: answer the end instead."""
+        """One tick more, or the end; an exception here would be swallowed."""
         try:
             sandbox: Running | None = getattr(self.local, "sandbox", None)
             if sandbox is None or not sandbox.overdue():
@@ -216,8 +217,8 @@ class Program:
     Args:
         engine: The engine that compiled it.
         module: wasmtime's module.
-        handlers: (module, name) to a function of (sandbox, *unsigned arguments) answering an i32, or
-            None for imports without a result. `HALT` ends the guest at once.
+        handlers: (module, name) to a function of (sandbox, *unsigned arguments) answering an i32,
+            or None for imports without a result. `HALT` ends the guest at once.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class Program:
     def _define(
         self,
         linker: wasmtime.Linker,
-        one: Any,
+        one: Any,  # noqa: ANN401  (wasmtime's import type)
         handler: Callable[..., int | None],
     ) -> None:
         callback = trampoline(self.engine.local, one.name, handler, one.type)
@@ -277,7 +278,7 @@ def trampoline(
     handler: Callable[..., int | None],
     kind: Any,  # noqa: ANN401
 ) -> object:
-    """The only way a Python function reaches a Linker: it never raises and always answers its type."""
+    """The only way a function reaches a Linker: it never raises and answers its type."""
     wide = [str(one) == "i64" for one in kind.params]
     answers = len(kind.results) > 0
 
@@ -328,7 +329,7 @@ class Instance:
         )
         if error:
             raise ModuleRefused("untestable", f"instantiation failed: {_take_error(error)}")
-        if self._trap:
+        if bool(self._trap):  # a null pointer is false
             raise ModuleRefused("untestable", f"instantiation trapped: {self._take_trap().trap}")
 
     def _extern(self, name: str) -> Any:  # noqa: ANN401  (a foreign structure)
@@ -413,7 +414,7 @@ class Instance:
         if error:
             text = _take_error(error)
             return Ended(trap="unresponsive" if "unresponsive" in text else "error", message=text)
-        if self._trap:
+        if bool(self._trap):
             return self._take_trap()
         return Ended(tuple(_raw(results[i]) for i in range(len(kind.results))))
 
@@ -427,7 +428,7 @@ class Instance:
         )  # fmt: skip
         if error:
             raise RuntimeError(_take_error(error))
-        if self._trap:
+        if bool(self._trap):
             raise RuntimeError(f"{export} trapped: {self._take_trap().message}")
 
     def _take_trap(self) -> Ended:
@@ -459,7 +460,7 @@ def _raw(value: Any) -> int:  # noqa: ANN401  (a foreign structure)
 
 
 def _value(kind: int, bits: int) -> Any:  # noqa: ANN401  (a foreign structure)
-    value = native.wasmtime_val_t()
+    value: Any = native.wasmtime_val_t()
     value.kind = kind
     if WIDTHS[kind] == 4:
         value.of.i32 = bits & MASK32

@@ -1,9 +1,9 @@
 """An agent in the foreground: run, suspend into a file, continue from it in any process.
 
-Without a task store: calls pass the gateway under an agent key, memory and locks live in the snapshot.
-Ctrl-C, or a time, suspends. A call in flight is waited for first (a second Ctrl-C gives up on it): its
-reply goes into the guest, which yields at its next check, so no call is sent twice. A call given up on is
-sent again by the continuation under the same idempotency key.
+Without a task store: calls pass the gateway under an agent key, memory and locks live in the
+snapshot. Ctrl-C, or a time, suspends. A call in flight is waited for first (a second Ctrl-C gives
+up on it): its reply goes into the guest, which yields at its next check, so no call is sent
+twice. A call given up on is sent again by the continuation under the same idempotency key.
 """
 
 from __future__ import annotations
@@ -94,10 +94,14 @@ class Local:
         loop = asyncio.get_running_loop()
         results: asyncio.Queue[Outcome] = asyncio.Queue()
         todo: list[_Job] = []
+
+        def filed(_job: object, outcome: Outcome, _stats: object) -> None:
+            loop.call_soon_threadsafe(results.put_nowait, outcome)
+
         self._slots = Slots(
             self.engine,
             lambda: todo.pop() if todo else None,
-            lambda _job, outcome, _stats: loop.call_soon_threadsafe(results.put_nowait, outcome),
+            filed,
             count=1,
             quantum_s=None,
             nice=0,
@@ -279,7 +283,9 @@ def succeeded(outcome: Outcome) -> bool:
 def words(outcome: Outcome) -> str:
     """How it ended, in a few words."""
     if isinstance(outcome, Finished):
-        return f"finished {[f'0x{one:x}' for one in outcome.values]}" if outcome.values else "finished"
+        return (
+            f"finished {[f'0x{one:x}' for one in outcome.values]}" if outcome.values else "finished"
+        )
     if isinstance(outcome, Exited):
         return f"exited with {outcome.code}"
     return json.dumps({type(outcome).__name__: repr(outcome)})[:500]

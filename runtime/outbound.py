@@ -1,10 +1,10 @@
 """Effects leave here: the only sockets of a worker, and they lead to the gateway.
 
-Each call carries the task's own identity, its tier, one trace for the whole task and an idempotency key
-derived from task and ordinal, none of which the guest sees or chooses; credentials or headers named in a
-request are ignored. `llm.*` goes to the model routes, `tool.call` to `/mcp`. What happens to a call there
-(waiting, retries, limits, approval) is the gateway's; here a refusal becomes an error reply with the
-gateway's own words.
+Each call carries the task's own identity, its tier, one trace for the whole task and an
+idempotency key derived from task and ordinal, none of which the guest sees or chooses;
+credentials or headers named in a request are ignored. `llm.*` goes to the model routes,
+`tool.call` to `/mcp`. What happens to a call there (waiting, retries, limits, approval) is the
+gateway's; here a refusal becomes an error reply with the gateway's own words.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Caller:
     @property
     def trace(self) -> str:
         """Trace id of the task, the same on every machine it continues on."""
-        return hashlib.blake2b(self.task.encode(), digest_size=16, person=b"tidegate-trace").hexdigest()
+        return hashlib.blake2b(
+            self.task.encode(), digest_size=16, person=b"tidegate-trace"
+        ).hexdigest()
 
     def key(self, ordinal: int) -> str:
         """Idempotency key of an effect: equal whenever it is sent again."""
@@ -104,7 +106,7 @@ class Outbound:
             await self._session.close()
 
     async def send(self, request: Request, caller: Caller) -> dict[str, Any]:
-        """The reply's body, `{"ok":…}` or `{"error":…}`; never raises for what the other side does."""
+        """The reply's body, `{"ok":…}` or `{"error":…}`; the other side cannot make it raise."""
         if request.op == "batch":
             async with asyncio.TaskGroup() as group:
                 waits = [group.create_task(self.send(one, caller)) for one in request.calls]
@@ -123,7 +125,9 @@ class Outbound:
 
     async def _chat(self, request: Request, caller: Caller) -> dict[str, Any]:
         args = request.args
-        body = {theirs: args[ours] for ours, theirs in CHAT_FIELDS.items() if args.get(ours) is not None}
+        body = {
+            theirs: args[ours] for ours, theirs in CHAT_FIELDS.items() if args.get(ours) is not None
+        }
         body.setdefault("model", caller.model)
         body["messages"] = args["messages"]
         status, answer = await self._post("/v1/chat/completions", body, request, caller)

@@ -1,15 +1,17 @@
 """The sandbox: run a slice, stop at a check, become bytes, continue from bytes.
 
-One thread at a time owns a sandbox; only its flag is touched from outside, and only under the lock of
-`slots.py`, because its address dies with the store. The protocol of a suspension:
+One thread at a time owns a sandbox; only its flag is touched from outside, and only under the
+lock of `slots.py`, because its address dies with the store. The protocol of a suspension:
 
-1. a check finds the flag set, or an import must wait: Asyncify unwinds, saving locals into `__astk`;
+1. a check finds the flag set, or an import must wait: Asyncify unwinds, saving locals into
+  `__astk`;
 2. the entry returns; the sandbox is at rest and can be captured;
 3. continuing calls *the same export with the same arguments*; Asyncify rewinds to the import, which
    then answers.
 
-Entry points run in order, each of them stoppable: the module's start function, `_initialize`, then the
-main entry. Effects always suspend. Host functions never raise: see `engine.py`. How a slice ended is
+Entry points run in order, each of them stoppable: the module's start function, `_initialize`,
+then the main entry. Effects always suspend. Host functions never raise: see `engine.py`. How a
+slice ended is
 a value: `Preempted | Waiting | Exited | Finished | Trapped | HostFault`.
 """
 
@@ -71,7 +73,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Trapped:
-    """The guest cannot go on: `stack`, `astk`, `unresponsive`, `limit`, `unreachable`, …"""
+    """The guest cannot go on: `stack`, `astk`, `unresponsive`, `limit`, or a trap of wasm."""
 
     kind: str
     message: str
@@ -402,7 +404,7 @@ class Sandbox:
             return b""
         return ctypes.string_at(self._instance.address(self._base), self._instance.size(self._base))
 
-    def _put(self, image: Image) -> None:
+    def _put(self, image: Image) -> None:  # noqa: C901  (one refusal a line)
         instance = self._instance
         if set(image.globals) != set(self.loaded.globals):
             raise SnapshotMismatch("it has other globals")
@@ -468,7 +470,7 @@ def _reply_abi(sandbox: Sandbox, reply: bytes, at: int, cap: int) -> int:
     return len(reply)
 
 
-# --- host functions ---------------------------------------------------------------------------------
+# --- host functions -------------------------------------------------------------------------------
 
 
 def host_call(sandbox: Sandbox, at: int, size: int, out: int, cap: int) -> int:

@@ -1,8 +1,8 @@
 """Settings of the worker and of the local agent commands, from TIDEGATE_* variables, read once.
 
-The secret is the fleet's one secret (`TIDEGATE_SECRET_FILE`, else made in the state folder at first
-start, mode 0600): the snapshot key derives from it, so a snapshot continues on any machine that shares
-it, and nowhere else.
+The secret is the fleet's one secret (`TIDEGATE_SECRET_FILE`, else made in the state folder at
+first start, mode 0600): the snapshot key derives from it, so a snapshot continues on any machine
+that shares it, and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Slots: the threads guests run on, one tier-0 thread, and the ticker that stops them.
 
-- N slot threads at nice +10 and one tier-0 thread at normal priority, which is not a slot: with un-niced
-  wasm threads an event loop beside them overslept by 5 ms. Threads inherit nice and cannot lower it
-  again, so the main thread is never niced.
-- A quantum is CPU time of the owner thread, not wall time: a guest is not charged for waiting for a core.
-  Neither is it killed for it: the kill time after an unanswered flag counts CPU time too.
-- A guest's flag is an address that dies with its store. It is written only here, under the slot's lock,
-  after comparing the slot's generation; the slot is cleared under that lock before the owner may close
-  the sandbox. Without this the host writes into freed memory.
+- N slot threads at nice +10 and one tier-0 thread at normal priority, which is not a slot: with
+  un-niced wasm threads an event loop beside them overslept by 5 ms. Threads inherit nice and
+  cannot lower it again, so the main thread is never niced.
+- A quantum is CPU time of the owner thread, not wall time: a guest is not charged for waiting for
+  a core. Neither is it killed for it: the kill time after an unanswered flag counts CPU time too.
+- A guest's flag is an address that dies with its store. It is written only here, under the slot's
+  lock, after comparing the slot's generation; the slot is cleared under that lock before the
+  owner may close the sandbox. Without this the host writes into freed memory.
 
-Where work comes from and where outcomes go is the caller's: `claim` and `filed`. Nothing here knows of
-tasks, stores or snapshots.
+Where work comes from and where outcomes go is the caller's: `claim` and `filed`. Nothing here
+knows of tasks, stores or snapshots.
 """
 
 from __future__ import annotations
@@ -123,13 +123,14 @@ class Slots:
     Args:
         engine: Whose epoch the ticker advances.
         claim: Next job for a slot, or None; called without a lock, must not block.
-        filed: Told how a slice ended, on the thread that ran it; must not raise, and may close the sandbox.
+        filed: Told how a slice ended, on the thread that ran it; must not raise, and may close
+          the sandbox.
         count: Slot threads; 0 is one a core.
         quantum_s: CPU seconds a slice; None runs to completion.
         nice: Of slot threads; 0 leaves them.
     """
 
-    def __init__(  # noqa: PLR0913  (what the threads need)
+    def __init__(
         self,
         engine: Engine,
         claim: Callable[[], Job | None],

@@ -1,17 +1,18 @@
 """A guest as bytes: capture values encoded against a base image or a parent, and put back together.
 
-Pure: bytes in, bytes out. Little-endian: `TGSN`, u16 format, u16 flags, u32 header length, u64 body
-length, header (JSON), body (one zstd frame), 32 bytes of keyed BLAKE2b over all before them. The body
-holds Asyncify's saved stack, the channel's bytes, the files (when embedded), then runs of 4 KiB pages.
+Pure: bytes in, bytes out. Little-endian: `TGSN`, u16 format, u16 flags, u32 header length, u64
+body length, header (JSON), body (one zstd frame), 32 bytes of keyed BLAKE2b over all before them.
+The body holds Asyncify's saved stack, the channel's bytes, the files (when embedded), then runs
+of 4 KiB pages.
 
 - A *full* snapshot has the pages that differ from its base image, or from zeros without one; a
-  *delta* those that differ from its parent. A page that became zero is recorded as a zero run: leaving
-  it out would be an assumption about what lies beneath.
+  *delta* those that differ from its parent. A page that became zero is recorded as a zero run:
+  leaving it out would be an assumption about what lies beneath.
 - The hash is checked before anything is parsed, declared sizes against limits before decompression,
   identities before anything is restored. Wrong bytes are `SnapshotCorrupt`, a sound snapshot of
   something else is `SnapshotMismatch`; nothing is ever half-loaded.
-- Who holds the key can forge; a forged snapshot cannot leave the sandbox, but it can rewrite what an
-  agent believes.
+- Who holds the key can forge; a forged snapshot cannot leave the sandbox, but it can rewrite what
+  an agent believes.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def ident(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-# --- pages ------------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 
 def differing(now: bytes, before: bytes) -> list[tuple[int, int, bytes | None]]:
@@ -188,10 +189,10 @@ def patched(before: bytes, size: int, runs: list[tuple[int, int, bytes | None]])
     return bytes(memory)
 
 
-# --- encoding ---------------------------------------------------------------------------------------
+# --- encoding -------------------------------------------------------------------------------------
 
 
-def encode(
+def encode(  # noqa: PLR0913  (an image and where it stands in its chain)
     image: Image,
     key: bytes,
     *,
@@ -218,11 +219,10 @@ def encode(
     body = bytearray(image.stack + image.state.request + image.state.inbox)
     for content in files.values():
         body += content
-    for first, count, content in runs:
-        body += RUN.pack(0, content is None, 0, first, count)
-    for _, _, content in runs:
-        if content is not None:
-            body += content
+    for first, count, pages in runs:
+        body += RUN.pack(0, pages is None, 0, first, count)
+    for _, _, pages in runs:
+        body += pages or b""
     header = {
         "kind": kind,
         "base": beneath[0] if kind != "delta" else "",
@@ -274,7 +274,7 @@ def _state(pending: Pending | None) -> dict[str, Any]:
     }
 
 
-# --- decoding ---------------------------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------------
 
 
 def decode(data: bytes, key: bytes, *, memory_limit: int = 64 << 20) -> Snapshot:
@@ -305,7 +305,7 @@ def decode(data: bytes, key: bytes, *, memory_limit: int = 64 << 20) -> Snapshot
         raise SnapshotCorrupt(f"unreadable: {type(error).__name__} {error}"[:200]) from None
 
 
-def _parse(
+def _parse(  # noqa: C901  (one refusal a line)
     header: dict[str, Any], packed: bytes, flags: int, name: str, memory_limit: int
 ) -> Snapshot:
     sizes = [header[one] for one in ("raw", "memory", "stack", "request", "inbox", "runs")]

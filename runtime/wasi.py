@@ -1,14 +1,15 @@
 """Our own WASI preview 1, whose whole state is one plain value inside the snapshot.
 
 wasmtime's WASI keeps its state in the host, where it cannot be serialized. Here a guest sees a
-read-only tree in memory, logical time, seeded randomness, an empty standard input, and `/dev/agent`,
-the channel for host calls of guests without a custom import: write one JSON line, read one JSON line.
-`fd_read` of the channel and `poll_oneoff` of a clock suspend. Everything that would create, rename,
-remove or write a path answers EROFS, sockets and the rest ENOSYS. Descriptor numbers survive a
-restore, because wasi-libc caches its preopens in guest memory.
+read-only tree in memory, logical time, seeded randomness, an empty standard input, and
+`/dev/agent`,
+the channel for host calls of guests without a custom import: write one JSON line, read one JSON
+line. `fd_read` of the channel and `poll_oneoff` of a clock suspend. Everything that would create,
+rename, remove or write a path answers EROFS, sockets and the rest ENOSYS. Descriptor numbers
+survive a restore, because wasi-libc caches its preopens in guest memory.
 
-Each function takes the guest and its unsigned arguments and answers an errno, or a `Pending`. A pointer
-outside the guest's memory raises `BadPointer`, which the caller turns into EFAULT.
+Each function takes the guest and its unsigned arguments and answers an errno, or a `Pending`. A
+pointer outside the guest's memory raises `BadPointer`, which the caller turns into EFAULT.
 
 Source: WASI snapshot preview 1, witx.
 """
@@ -68,7 +69,7 @@ class Guest(Protocol):
         ...
 
 
-# --- arguments, environment, time, chance -----------------------------------------------------------
+# --- arguments, environment, time, chance ---------------------------------------------------------
 
 
 def _sizes(guest: Guest, items: list[bytes], count: int, size: int) -> int:
@@ -142,7 +143,7 @@ def sched_yield(guest: Guest) -> int:
     return OK
 
 
-# --- descriptors ------------------------------------------------------------------------------------
+# --- descriptors ----------------------------------------------------------------------------------
 
 
 def _kind(guest: Guest, fd: int) -> int | None:
@@ -452,7 +453,7 @@ def _absent(_guest: Guest, *_arguments: int) -> int:
 
 
 def deliver(guest: Guest, window: dict[str, Any], reply: bytes) -> int:
-    """Complete a suspended import: its answer goes where it was wanted; pointers are checked again."""
+    """Complete a suspended import: its answer goes where it was wanted, checked again."""
     if window["via"] == "poll":
         events, out = window["at"]
         guest.write(events, bytes.fromhex(window["event"]))
@@ -477,7 +478,8 @@ FUNCTIONS.update(
 FUNCTIONS.update(
     dict.fromkeys(
         (
-            "path_create_directory", "path_filestat_set_times", "path_link", "path_remove_directory",
+            "path_create_directory", "path_filestat_set_times", "path_link",
+            "path_remove_directory",
             "path_rename", "path_symlink", "path_unlink_file", "fd_allocate",
             "fd_filestat_set_size", "fd_filestat_set_times", "fd_pwrite",
         ),

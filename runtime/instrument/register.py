@@ -5,12 +5,13 @@ space and output, without inherited descriptors, killed at a deadline:
 
 - `instrument`: decode, feature gate, checks, Asyncify. Binaryen aborts its process on bad input, so
   nothing else lives there.
-- `prove`: wasmtime validation, self-test, compilation. It never loads Binaryen: machine code is written
-  only by a process that parsed nothing with it.
+- `prove`: wasmtime validation, self-test, compilation. It never loads Binaryen: machine code is
+  written only by a process that parsed nothing with it.
 
-The self-test runs the plain module, the instrumented one without yields, and the instrumented one with a
-yield at every check for 20,000 checks and a move through bytes every 500; requests, output, ending and
-memory must be equal. What comes out is cached by the hash of everything it was made from.
+The self-test runs the plain module, the instrumented one without yields, and the instrumented one
+with a yield at every check for 20,000 checks and a move through bytes every 500; requests,
+output, ending and memory must be equal. What comes out is cached by the hash of everything it was
+made from.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from runtime.clock import cpu_us, sleep
 from runtime.engine import Engine
 from runtime.errors import ModuleRefused
 from runtime.instrument import asyncify, checks, decode
+from runtime.instrument import module as form
 from runtime.sandbox import (
     Exited,
-    Finished,
     Loaded,
     Outcome,
     Preempted,
     Sandbox,
+    Trapped,
     Waiting,
     load,
 )
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from runtime.instrument.cache import Cache
 
 INSTRUMENTER: Final = "1"
-"""Raised whenever the same module would come out different: running tasks stay on their old module."""
+"""Raised whenever a module would come out different: running tasks stay on their old one."""
 CHILD_SECONDS: Final = 300
 CHILD_CPU: Final = 120
 CHILD_BYTES: Final = 2 << 30
@@ -133,7 +135,7 @@ def register(
     options = options or Options()
     tell = progress or (lambda _stage: None)
     tell("read")
-    most = decode.Limits().module_bytes
+    most = form.Limits().module_bytes
     if len(plain) > most:
         raise ModuleRefused("too_large", f"{len(plain)} bytes; {most} are allowed")
     plain_hash = hashlib.blake2b(plain, digest_size=32).hexdigest()
@@ -214,7 +216,7 @@ def loaded(made: Registered, engine: Engine, cache: Cache) -> Loaded:
     )
 
 
-# --- the parent's side ------------------------------------------------------------------------------
+# --- the parent's side ----------------------------------------------------------------------------
 
 
 def _child(
@@ -297,7 +299,7 @@ def _death(stage: str, last: str, status: int, errors: Path) -> ModuleRefused:
     return ModuleRefused(code, f"{last} ended with {name}: {said or 'no words'}"[:600])
 
 
-# --- the child's side -------------------------------------------------------------------------------
+# --- the child's side -----------------------------------------------------------------------------
 
 
 def _say(**row: object) -> None:
@@ -319,7 +321,7 @@ def _bound(cpu_seconds: int) -> None:
 
 def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     plain = (folder / "plain.wasm").read_bytes()
-    limits = decode.Limits(memory_pages=job["memory_pages"])
+    limits = form.Limits(memory_pages=job["memory_pages"])
     _say(stage="decode")
     module = decode.decode(plain, limits)
     checks.gate(module, adapters=frozenset(), wasi=frozenset(FUNCTIONS))
@@ -349,7 +351,7 @@ def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _main(module: decode.Module, job: dict[str, Any]) -> str:
+def _main(module: form.Module, job: dict[str, Any]) -> str:
     """The entry export: as told, or the usual one."""
     functions = {one.name: one.index for one in module.exports if one.kind == 0}
     wanted = [job["main"]] if job["main"] else ["_start", "run"]
@@ -359,7 +361,7 @@ def _main(module: decode.Module, job: dict[str, Any]) -> str:
             "untestable",
             f"no function {' or '.join(map(repr, wanted))} is exported; name the entry",
         )
-    if not set(module.type_of(functions[name]).params) <= decode.NUMERIC:
+    if not set(module.type_of(functions[name]).params) <= form.NUMERIC:
         raise ModuleRefused("untestable", f"{name!r} takes more than numbers")
     return name
 
@@ -390,7 +392,7 @@ def _prove(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     return {"compile_cpu_s": round(spent / 1e6, 2), "self_test": report}
 
 
-# --- the self-test ----------------------------------------------------------------------------------
+# --- the self-test --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -495,11 +497,10 @@ def _plain(
     outcome = sandbox.run()
     if len(trace.requests) >= TEST_EFFECTS:
         outcome = Exited(-1)
-    elif isinstance(outcome, Finished | Exited) is False and getattr(outcome, "kind", "") == (
-        "unresponsive"
-    ):
+    elif isinstance(outcome, Trapped) and outcome.kind == "unresponsive":
         raise ModuleRefused(
-            "untestable", f"it did not end within {TEST_CPU_US // 1_000_000} CPU seconds; give a smaller smoke input"
+            "untestable",
+            f"it did not end within {TEST_CPU_US // 1_000_000} CPU s; give a smaller smoke input",
         )
     return _finish(trace, sandbox, outcome)
 
@@ -562,9 +563,9 @@ def _finish(trace: _Trace, sandbox: Sandbox, outcome: Outcome) -> _Trace:
     trace.output = [(one.kind, one.data) for one in sandbox.outbox]
     ended_by_us = outcome == Exited(-1)
     trace.ending = outcome
-    if not ended_by_us and hasattr(outcome, "kind"):
+    if isinstance(outcome, Trapped):
         # The words of a trap name positions in the code, which instrumentation moves.
-        trace.ending = type(outcome)(outcome.kind, "")
+        trace.ending = Trapped(outcome.kind, "")
     if not ended_by_us:
         trace.memory = hashlib.blake2b(sandbox.memory(), digest_size=16).hexdigest()
     sandbox.close()
