@@ -18,7 +18,6 @@ POLICIES = {
     "deny-tool": TOOL_PLANE,
     "tool-limit": TOOL_PLANE,
     "approve-deploy": TOOL_PLANE,
-    "loop-breaker": "the semantic loop breaker is not wired into the pipeline yet",
     "fleet": "a fleet needs the shared store, which is not built yet",
     "ten-per-minute-fleet": "a fleet needs the shared store, which is not built yet",
     "redis": "the shared store is not built yet",
