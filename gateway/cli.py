@@ -210,7 +210,11 @@ def run_key(options: argparse.Namespace) -> None:
 
     from gateway.identity import make_key
 
-    key, stored = make_key(secrets.token_bytes, options.id)
+    try:
+        key, stored = make_key(secrets.token_bytes, options.id or secrets.token_hex(4))
+    except ValueError as error:
+        fail(str(error))
+        raise
     print(f"key (give it to the agent; it is shown only now):\n  {key}\n")
     print(f'policy (agents.NAME.keys):\n  - "{stored}"')
 
