@@ -1,16 +1,17 @@
-"""Black Friday: 400 agents ask for six times the quota; nobody is refused, hardly anything is unused.
+"""Black Friday: 400 agents ask for six times the quota; nobody is refused, little is unused.
 
-The emulator meters 2 M tokens per minute on an exact sliding window of 60 s, which is not shortened:
-what is scaled so that a run fits into 90 s are the prompts, a third of those in `admission.md` §15
-(median 500, heavy-tailed up to 40,000 tokens), and so the pauses between them. The gateway is a real
-process with a policy of three tiers, of which 10, 40 and 50 % of the agents are. All call for 68 s;
-then no new call comes, the queue empties, and every call must have been answered.
+The emulator meters 2 M tokens per minute on an exact sliding window of 60 s, which is not
+shortened: what is scaled so that a run fits into 90 s are the prompts, a third of those in
+`admission.md` §15 (median 500, heavy-tailed up to 40,000 tokens), and so the pauses between them.
+The gateway is a real process with a policy of three tiers, of which 10, 40 and 50 % of the agents
+are. All call for 64 s; then no new call comes, the queue empties, and every call must be answered.
 
-    quota_used    mean share of the quota on the emulator's own meter over all seconds in which calls
-                  waited, once a whole window had passed: before, it holds the credit of an idle start
+    quota_used    mean share of the quota on the emulator's own meter over all seconds in which
+                  calls waited, once a whole window had passed: before, it holds the credit of an
+                  idle start
     wait_p99_ms   of what the gateway's log says each call waited, for the whole run
-    ledgers_equal requests, tokens by kind and completed calls agree between the emulator's ledger,
-                  the gateway's log, its metrics and the clients
+    ledgers_equal requests, tokens by kind and completed calls agree between the emulator's
+                  ledger, the gateway's log, its metrics and the clients
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SHARES = {1: 0.10, 2: 0.40, 3: 0.50}
 MEDIAN, SPREAD, LONGEST = 500, 1.1, 40_000
 OUTPUT = 110.0
 DEMAND = 6.0
-SURGE_S = 68.0
+SURGE_S = 64.0
 HUNG_S = 60.0
 MODEL = "gpt-4o"
 
@@ -95,7 +96,7 @@ class Seen:
 
 
 class Prompts:
-    """Bodies with heavy-tailed prompts, cut from one long text, each with a beginning of its own."""
+    """Bodies with heavy-tailed prompts, cut from one long text, each with its own beginning."""
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
@@ -125,7 +126,7 @@ def mean_tokens() -> float:
 
 
 def pause() -> float:
-    """Seconds between two calls of an agent that nobody holds back, so that all ask for `DEMAND`."""
+    """Seconds between two calls of an agent that nobody holds back, so that demand is met."""
     cycle = AGENTS * mean_tokens() / (DEMAND * LIMIT / 60)
     return max(0.05, cycle - 0.8)
 
@@ -254,7 +255,9 @@ async def play(port: int, *, seed: int, surge_s: float) -> Seen:
         while True:
             await asyncio.sleep(10)
             left = until - time.monotonic()
-            say(f"  {seen.completed} of {seen.issued} calls answered, {max(0, left):.0f} s of surge")
+            say(
+                f"  {seen.completed} of {seen.issued} calls answered, {max(0, left):.0f} s of surge"
+            )
 
     async with asyncio.TaskGroup() as group:
         teller = group.create_task(tell())

@@ -7,9 +7,9 @@ A rolling dimension has a leaky bucket (`level`, drained at `rate`) and, on wind
 
 A pace above 1 only tops up. On a window the log decides and the bucket smooths; what a large call
 left open is refilled faster than the window moves, once the log is nearly full (`BRINK_PPM`). Below
-that the pace is 1: a window filled faster than it moves is full before its first charges leave,
-then nobody, tier 1 included, is granted for seconds, and that hole comes back with every window
-(docs/adr/0013).
+that the pace is `CALM_PPM`: a window filled faster than it moves is full before its first charges
+leave, then nobody, tier 1 included, is granted for seconds, and that hole comes back with every
+window (docs/adr/0013).
 
 Floats appear in `rate`, in the drained fraction, in the log's ceiling under a cut factor and in
 the span of a cost, each in one fixed order of operations, because the Lua twin must agree bit for
@@ -47,6 +47,10 @@ LONGEST_BLOCK: Micros = 300 * MICRO
 BRINK_PPM = 900_000
 """Share of its room from which a log counts as nearly full: then a pace above 1 holds."""
 
+CALM_PPM = 970_000
+"""The pace below that, where it is set above 1: with what stands in the bucket, the window is full
+just when its first charges leave."""
+
 FOREIGN_HALF_LIFE: Micros = 30 * MICRO
 FOREIGN_STEPS = 16
 FOREIGN_DECAY = 0.957603280698574
@@ -77,9 +81,9 @@ class Meter:
     """
 
     __slots__ = (
-        "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at", "_fractions",
-        "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling", "_rooms", "_scales",
-        "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign", "level", "logs",
+        "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at",
+        "_fractions", "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling", "_rooms",
+        "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign", "level", "logs",
         "now", "reason", "sums",
     )  # fmt: skip
 
@@ -142,7 +146,7 @@ class Meter:
                 max(0, dim.limit - foreign) * (pace / 1e6) * factor / dim.window
                 for dim, foreign in zip(self.dims, self.foreign, strict=True)
             ]
-            for pace in (self._pace, min(self._pace, FULL))
+            for pace in (self._pace, self._pace if self._pace <= FULL else CALM_PPM)
         )
         self._rooms = tuple(
             tuple(self.room(i, lane) for i in range(len(self.dims))) for lane in range(LANES)

@@ -1,9 +1,9 @@
 """An asyncio loop whose time is virtual: its selector jumps to the next timer instead of waiting.
 
 For the whole gateway with fake upstreams (`house.md` §7). Integer microseconds inside, equal
-deadlines in first-in-first-out order, a deadlock is an error instead of a hang, threads do not exist.
-The private hooks of asyncio stand in this file only; `test_loop.py` fails loudly where a Python
-release moves them.
+deadlines in first-in-first-out order, a deadlock is an error instead of a hang, threads do not
+exist. The private hooks of asyncio stand in this file only; `test_loop.py` fails loudly where a
+Python release moves them.
 """
 
 from __future__ import annotations

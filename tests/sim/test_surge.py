@@ -1,4 +1,4 @@
-"""A surge of six times the quota against an exact meter: nobody refused, little unused, tiers kept."""
+"""A surge of six times the quota against an exact meter: nobody refused, little unused."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_surge_is_never_refused_and_leaves_little_unused():
 
 
 def test_a_surge_into_an_empty_window_leaves_no_hole_for_the_most_urgent():
-    assert surged(1).wait(1, 0.99) <= 3.0  # 6.5 s where the window fills faster than it moves
+    assert surged(1).wait(1, 0.99) <= 2.5  # 6.5 s where the window fills faster than it moves
 
 
 def test_our_own_rise_between_grant_and_head_is_not_taken_for_foreign_use():
@@ -127,7 +127,7 @@ def test_a_small_reserve_keeps_the_most_urgent_below_a_second():
     out = surged(2, RESERVE)
     assert out.refused == 0
     assert out.use() >= 0.97
-    assert out.wait(1, 0.99) <= 1.0
+    assert out.wait(1, 0.99) <= 0.7
     assert out.wait(1, 0.99) < out.wait(2, 0.5) < out.wait(3, 0.5)
 
 

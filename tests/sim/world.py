@@ -1,4 +1,4 @@
-"""The whole gateway in virtual time: real layers, real pools, real policy; only the upstream is fake.
+"""The whole gateway in virtual time: real layers, pools and policy; only the upstream is fake.
 
 `World.ask` is a client: it sends a call through the pipeline, reads the answer to its end and
 closes it as the edge does, also when it is cancelled. `World.settled` says whether anything is
@@ -26,6 +26,7 @@ from gateway.layers.admit import Admission
 from gateway.layers.count import CountTokens
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.estimate import Estimating
+from gateway.layers.identify import Recognizer
 from gateway.layers.models import Models
 from gateway.layers.observe import Observing
 from gateway.layers.retry import Retrying
@@ -153,7 +154,7 @@ class World:
         self.parts = Parts(
             clock=clock,
             rng=rng,
-            identities=Identities(clock=clock, fetch=_no_keys),
+            recognize=Recognizer(Identities(clock=clock, fetch=_no_keys), clock),
             estimating=estimating,
             admission=self.admission,
             breakers=self.breakers,
@@ -248,8 +249,7 @@ class World:
             return End.CUT
         except Exception:  # noqa: BLE001 - a transport fault in the middle of a body
             return End.CUT
-        for finishing in reply.finishing:
-            parts.append(finishing(End.COMPLETE))
+        parts += [finishing(End.COMPLETE) for finishing in reply.finishing]
         told.body = b"".join(parts)
         return End.COMPLETE
 
