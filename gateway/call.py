@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bytes", "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList",
-    "Kind", "Layer",
-    "Part", "PartKind", "Principal", "Reply", "Service", "Source", "Usage", "VerdictNote",
+    "HeldCall", "Kind", "Layer", "Part", "PartKind", "Principal", "Remembered", "Reply", "Service",
+    "Source", "Usage", "VerdictNote",
 ]  # fmt: skip
 
 HeaderList: TypeAlias = "list[tuple[bytes, bytes]]"
@@ -265,6 +265,41 @@ class Call:
             if key == name:
                 return value
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What is left of an identity once its credential is forgotten; policy must know it anew.
+
+    Attributes:
+        id, agent: As in `Principal`.
+        rule: Policy path of the rights it had.
+        tier: The tier its call was held with: a wish, capped by its rights again.
+        until: Instant at which the hold expires.
+    """
+
+    id: str
+    agent: str
+    rule: RuleId
+    tier: int
+    until: Micros
+
+
+class HeldCall(Call):
+    """A call that was kept and is executed now, with nobody waiting for it.
+
+    Attributes, with their writer:
+        who (resume): On whose behalf.
+        sending (resume): Awaited before each attempt is handed to the transport, with the
+            deployment's id: returns once that is on disk, raises if the call is not ours any more.
+        doubtful (mark): A provider may have served it without our knowing.
+    """
+
+    __slots__ = ("doubtful", "sending", "who")
+
+    who: Remembered
+    sending: Callable[[str], Awaitable[None]]
+    doubtful: bool
 
 
 class Kind(StrEnum):

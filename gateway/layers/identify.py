@@ -10,9 +10,10 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, Layer, Principal, Reply, Service, VerdictNote
+from gateway.call import Call, HeldCall, Layer, Principal, Reply, Service, VerdictNote
 from gateway.errors import Forbidden, NoSuchRoute
 from gateway.identity import session_of, tier_wish
+from gateway.identity.again import reinstated
 from gateway.wire import keepalive
 
 if TYPE_CHECKING:
@@ -103,6 +104,33 @@ def identify(recognize: Recognizer) -> Layer:
             call.deadline = call.received + wait
             detail = f"{principal.agent} tier {number}"
             call.notes.append(VerdictNote("identify", "known", rule.because, call.received, detail))
+            check_model(call, principal)
+            return await inner(call)
+
+        return serve
+
+    return layer
+
+
+def identify_again(*, clock: Clock) -> Layer:
+    """The same for calls that were held: no credential is left, so policy is asked by name.
+
+    Nobody waits at the other end, so the queue's deadline is the tier's, within the hold's own.
+    """
+
+    def layer(inner: Service) -> Service:
+        async def serve(call: Call) -> Reply:
+            if not isinstance(call, HeldCall):
+                raise TypeError("only held calls are identified again")
+            who = call.who
+            principal = reinstated(call.snapshot, who, call.headers, call.peer, clock.wall())
+            rule = principal.rule
+            call.principal = principal
+            tier = call.tier = call.snapshot.tier(max(who.tier, rule.tier_cap))
+            call.session = session_of(call.headers, call.fields)
+            call.deadline = min(who.until, call.received + tier.max_wait)
+            detail = f"{principal.agent} tier {tier.number}"
+            call.notes.append(VerdictNote("identify", "again", rule.because, call.received, detail))
             check_model(call, principal)
             return await inner(call)
 
