@@ -181,6 +181,13 @@ def read_script(name: str) -> str:
         raise Usage(f"{name} is not UTF-8") from None
 
 
+def read_module(name: str) -> bytes:
+    """A module, or its text form when the name ends in `.wat`."""
+    if name.endswith(".wat"):
+        return Engine.assemble(read_script(name))
+    return read_file(name, Limits().module_bytes)
+
+
 def ready_guest(room: Room, name: str, engine: Engine) -> shelf.Guest:
     """An installed interpreter, installed now at its first use."""
     recipe = shelf.recipe(name)
@@ -207,11 +214,10 @@ def run_register(room: Room, options: argparse.Namespace) -> int:
         digest = hashlib.blake2b(script.encode(), digest_size=32).hexdigest()
         kind = f"{recipe.suffixes[0][1:]} on {recipe.name} ({recipe.title})"
     else:
-        most = Limits().module_bytes
         wanted = register.Options(
             main=options.main, arguments=_arguments(options), variant=options.variant
         )
-        made = register.register(read_file(options.file, most), room.cache, wanted, room.progress)
+        made = register.register(read_module(options.file), room.cache, wanted, room.progress)
         tested, digest = made.report["self_test"], made.module_hash
         kind = f"module, {made.report['functions']} functions, {made.report['checks']} checks"
     proof = (
@@ -296,8 +302,7 @@ def run_agent(room: Room, options: argparse.Namespace) -> int:
         )
     else:
         wanted = register.Options(main=options.main, arguments=_arguments(options))
-        content = read_file(options.file, Limits().module_bytes)
-        made = register.register(content, room.cache, wanted, room.progress)
+        made = register.register(read_module(options.file), room.cache, wanted, room.progress)
         loaded = register.loaded(made, engine, room.cache)
         state = local.module_state(task, given, info)
     sandbox = Sandbox(loaded, state, arguments=_arguments(options))

