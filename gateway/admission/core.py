@@ -228,11 +228,7 @@ class PoolCore:
     # --- settle, cancel, late, adopt
 
     def _own(self, vector: tuple[int, ...], spoken: tuple[Dimension, ...]) -> tuple[int, ...]:
-        """The vector in the order of this pool's dimensions, checked.
-
-        Raises:
-            ValueError: Another length than the dimensions it follows, or a negative amount.
-        """
+        """The vector in the order of this pool's dimensions; a wrong one is a ValueError."""
         if len(vector) != len(spoken) or (vector and min(vector) < 0):
             raise ValueError(
                 f"pool {self.spec.name!r} needs {len(spoken)} amounts >= 0, got {vector}"
@@ -240,6 +236,37 @@ class PoolCore:
         if spoken is self.spec.dimensions:
             return vector
         return translate(vector, spoken, self.spec.dimensions)
+
+    # --- the short ways: one call of a process that has the pool to itself
+
+    def grant(self, now: Micros, ask: Ask) -> Admit | None:
+        """Granted in one pass if nobody waits, nothing is special and it fits at `now`.
+
+        The same decision as a tick's, and a property test holds it to that. None says nothing, and
+        nothing has changed but the time: a tick must answer. Vectors follow `spec`.
+        """
+        self.advance(now)
+        spec, lane, cost, held = self.spec, ask.lane, ask.cost, self.leases.held
+        if (
+            self.line.waiting
+            or not lane
+            or ask.tag is not None
+            or ask.place_key in self.line.places
+            or ask.rid in held
+            or spec.mode is not Mode.ENFORCE
+            or (spec.concurrency and len(held) >= spec.concurrency)
+            or len(cost) != len(spec.dimensions)
+            or (cost and min(cost) < 0)
+        ):
+            return None
+        span = self.meter.at_once(lane, cost)
+        if not span:
+            return None
+        if not spec.queue:
+            return self._grant(ask, lane, 0, 0, spec.dimensions)
+        change = span // ask.weight or 1
+        tag = self.line.serve(lane, ask.tenant, change, self.meter.now)
+        return self._grant(ask, lane, span, tag, spec.dimensions)
 
     def settle(self, now: Micros, done: Settle) -> None:
         """At `now`, what a tick with this settlement does while nobody waits; no reply is made."""
@@ -342,37 +369,10 @@ class PoolCore:
             else:
                 cost = self._own(ask.cost, spoken)
                 asked = ask if cost is ask.cost else replace(ask, cost=cost)
-                verdict = self._at_once(asked, spoken) if room > 0 and not waiting else None
-                if verdict is None:
-                    verdict = self._acquire(asked, spoken, gateway, room)
+                verdict = self._acquire(asked, spoken, gateway, room)
                 room -= type(verdict) is Admit
             if verdict is not None:
                 reply.events.append(verdict)
-
-    def _at_once(self, ask: Ask, spoken: tuple[Dimension, ...]) -> Admit | None:
-        """Granted in one pass, if nobody waits, nothing is special and it fits.
-
-        The same decision as `_acquire`, which all others take; a property test holds it to that.
-        """
-        spec, lane = self.spec, ask.lane
-        limit = spec.concurrency
-        if (
-            not lane
-            or ask.place_key in self.line.places
-            or ask.tag is not None
-            or spec.mode is not Mode.ENFORCE
-            or (limit and len(self.leases.held) >= limit)
-        ):
-            return None
-        span = self.meter.at_once(lane, ask.cost)
-        if not span:
-            return None
-        if not spec.queue:
-            return self._grant(ask, lane, 0, 0, spoken)
-        weight = ask.weight
-        change = 1 if span < weight else span // weight
-        tag = self.line.serve(lane, ask.tenant, change, self.meter.now)
-        return self._grant(ask, lane, span, tag, spoken)
 
     def _known(self, rid: str, gateway: str) -> Verdict | None:
         """The answer to an ask that the pool has already: its reply was lost, or it moved house."""

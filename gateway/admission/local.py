@@ -45,8 +45,8 @@ LOOKED_AT = 4
 come."""
 
 SLACK: Micros = 1_000
-"""An alarm armed this near to the wanted instant stays: a saturated pool would otherwise re-arm it
-for every arrival."""
+"""An alarm that rings early, or at most this much late, stays: a saturated pool would otherwise
+re-arm it for every arrival. An early one costs one tick, which arms the next where it belongs."""
 
 RESTART: Micros = 2 * MICRO
 """What waiters are told when the process stops: come back when another one listens."""
@@ -145,14 +145,15 @@ class LocalStore:
             if pool is None:
                 return Shed(rid=ask.rid, eta=MINUTE, tag=0, because=spec.because, full=True)
         now = self._clock.now()
-        shape = None if spec is pool.core.spec else self._follow(pool, spec, now)
+        shape = None
+        if spec is pool.core.spec:
+            verdict: Verdict | None = pool.core.grant(now, ask)
+            if verdict is not None:
+                return verdict  # nearly every call: nobody waits, nothing to arm or to tell
+        else:
+            shape = self._follow(pool, spec, now)
         reply = pool.core.tick(now, pool.caller, acquires=(ask,), shape=shape)
-        verdict = None
-        for event in reply.events:
-            if event.rid == ask.rid:
-                verdict = event
-        if verdict is not None and not pool.waits and reply.mail_seq == pool.caller.mail_ack:
-            return verdict  # nearly every call: nobody waits, nothing to arm or to tell
+        verdict = next((event for event in reply.events if event.rid == ask.rid), None)
         self._after(pool, reply)
         if verdict is not None:
             return verdict
@@ -223,6 +224,10 @@ class LocalStore:
     def waiting(self) -> int:
         """Calls waiting in all pools."""
         return sum(len(pool.waits) for pool in self._pools.values())
+
+    def ticks(self) -> int:
+        """Ticks of all pools alive; an idle store makes none."""
+        return sum(pool.core.version for pool in self._pools.values())
 
     async def close(self) -> None:
         """Waiters get a soft `Shed`; timers are gone. Settlements are still taken."""
@@ -324,7 +329,7 @@ class LocalStore:
             return
         timer, wake = pool.timer, reply.wake
         if timer is not None and timer.live:
-            if wake and abs(timer.at - wake) <= SLACK:
+            if wake and timer.at <= wake + SLACK:
                 return
             timer.cancel()
         pool.timer = self._clock.alarm(wake, lambda: self._ring(pool)) if wake else None

@@ -198,21 +198,30 @@ def test_any_batch_sent_twice_changes_nothing(seed):
 
 @given(seeds)
 @few
-def test_calls_that_fit_at_once_are_decided_as_the_long_way_decides(seed):
-    class LongWay(PoolCore):
-        __slots__ = ()
-
-        def _at_once(self, ask, spoken):
-            return None
-
-    quick = world_of(seed)
-    slow = world_of(seed)
-    slow.core = LongWay(slow.spec, slow.now)
-    for _ in range(100):
-        one, other = quick.random_step(refusals=True), slow.random_step(refusals=True)
-        assert one.events == other.events
-        assert (one.wake, one.owner, one.blocked_by) == (other.wake, other.owner, other.blocked_by)
-        assert state(quick.core) == state(slow.core)
+def test_the_short_ways_decide_as_a_tick_decides(seed):
+    world = world_of(seed)
+    short, rng, ack = PoolCore(world.spec, world.now), world.rng, 0
+    for _ in range(200):
+        world.now += int(rng.expovariate(1) * rng.choice([5_000, 200_000, 2_000_000]))
+        if world.open and rng.random() < 0.4:
+            done = world.settle(rng.choice(list(world.open)), more=True)
+            world.tick(settles=[done])
+            if short.line.waiting:
+                ack = short.tick(world.now, Caller("g0", mail_ack=ack), settles=[done]).mail_seq
+            else:
+                short.settle(world.now, done)
+        else:
+            ask = world.ask(lane=rng.randrange(1, 4))
+            reply = world.tick(acquires=(ask,))
+            admit = short.grant(world.now, ask)
+            if admit is None:
+                other = short.tick(world.now, Caller("g0", mail_ack=ack), acquires=(ask,))
+                ack = other.mail_seq
+                assert other.events == reply.events
+                assert (other.wake, other.blocked_by) == (reply.wake, reply.blocked_by)
+            else:
+                assert reply.events == [admit]
+        assert state(world.core) == state(short)
 
 
 @given(seeds)
