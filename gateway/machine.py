@@ -159,7 +159,7 @@ class Machine:
             ),
             models=Models(),
             tracing=self._tracing(rng),
-            count_tokens=CountTokens(dispatch, self.counter, decoded, clock),
+            count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
             loops=self.loops,
         )
 

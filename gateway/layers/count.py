@@ -8,11 +8,14 @@ slow, the gateway counts by itself. Counting never fails a caller.
 
 from __future__ import annotations
 
+from asyncio import Future
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.call import Bytes, Call, End, Reply, Usage
+from gateway.admission.core import Admit, Ask, Outcome
+from gateway.admission.profiles import reserve
+from gateway.call import Bytes, Call, End, Estimate, Reply, Usage
 from gateway.clock import Expiry
 from gateway.errors import NoSuchRoute, UpstreamFault
 from gateway.wire.codec import CODECS
@@ -20,6 +23,8 @@ from gateway.wire.codec import CODECS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gateway.admission.core import PoolSpec
+    from gateway.admission.store import PoolStore
     from gateway.call import Service
     from gateway.clock import Clock
     from gateway.snapshot import Deployment
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from gateway.units import Micros
 
 MAX_RELAYS = 64
+NOTHING = Estimate(input=0, output=0)
 PATIENCE: Micros = 10_000_000
 """A relay that takes longer is answered here."""
 
@@ -38,7 +44,7 @@ class CountTokens:
         relaying: Relays in flight.
     """
 
-    __slots__ = ("_clock", "_counter", "_decode", "_dispatch", "relaying")
+    __slots__ = ("_clock", "_counter", "_decode", "_dispatch", "_store", "relaying")
 
     def __init__(
         self,
@@ -46,7 +52,9 @@ class CountTokens:
         counter: Counter,
         decode: Callable[[Call], Mapping[str, Any]],
         clock: Clock,
+        store: PoolStore,
     ) -> None:
+        self._store = store
         self._clock = clock
         self._dispatch = dispatch
         self._counter = counter
@@ -75,18 +83,54 @@ class CountTokens:
 
     async def _relay(self, call: Call) -> Reply | None:
         """The upstream's answer; None where it has none to give."""
+        rid = f"{call.id}.count"
+        held = self._take(call, rid)
+        if held is None:
+            return None
         self.relaying += 1
         try:
             with Expiry(self._clock, PATIENCE):
                 reply = await self._dispatch(call)
         except (UpstreamFault, TimeoutError):
+            self._give_back(held, rid)
             return None
         finally:
             self.relaying -= 1
+        reply.on_close(lambda _end: self._give_back(held, rid))
         if reply.status == 200:
             return reply
         await reply.close(End.FAILED)
         return None
+
+    def _take(self, call: Call, rid: str) -> tuple[PoolSpec, ...] | None:
+        """The counting endpoint's own pools, all at once; None where one would have to wait."""
+        principal, tier, deployment = call.principal, call.tier, call.deployment
+        assert principal is not None  # noqa: S101 - identify ran
+        assert tier is not None  # noqa: S101 - identify ran
+        assert deployment is not None  # noqa: S101 - chosen above
+        specs = deployment.provider.count_tokens_pools
+        for place, spec in enumerate(specs):
+            ask = Ask(
+                rid=rid,
+                lane=tier.number,
+                tenant=principal.tenant,
+                weight=principal.rule.weight,
+                deadline_in=0,
+                cost=reserve(deployment.provider.accounting, NOTHING, spec),
+            )
+            verdict = self._store.acquire(spec, ask)
+            if isinstance(verdict, Admit):
+                continue
+            if isinstance(verdict, Future):
+                verdict.cancel()
+            for taken in specs[:place]:
+                self._store.cancel(taken.name, rid)
+            return None
+        return specs
+
+    def _give_back(self, specs: tuple[PoolSpec, ...], rid: str) -> None:
+        for spec in specs:
+            self._store.settle(spec.name, rid, outcome=Outcome.SERVED, actual=None)
 
     async def _local(self, call: Call, deployment: Deployment) -> Reply:
         principal = call.principal

@@ -213,7 +213,7 @@ class _Compiler:
             supports_idempotency=_or(said.idempotency, kind.idempotency),
             count_tokens=said.count_tokens or kind.count_tokens,
             passthrough=_or(said.passthrough, kind.passthrough),
-            passthrough_pools=self._named_pools(said.passthrough_pool),
+            passthrough_pools=(*self._named_pools(said.passthrough_pool), *self._whole(name)),
             count_tokens_pools=self._named_pools(said.count_tokens_pool),
             on_disconnect=said.on_disconnect,
             because=f"providers.{name}",
@@ -272,8 +272,9 @@ class _Compiler:
         return self._provider_accounting(said.provider)
 
     def _quota(self, said: file.Deployment, target: str, because: str) -> tuple[PoolSpec, ...]:
+        whole = self._whole(said.provider)
         if said.pool != (PER_MODEL,):
-            return self._named_pools(said.pool)
+            return (*self._named_pools(said.pool), *whole)
         spec = pool_spec(
             name=f"model:{said.provider}/{target}",
             limits={},
@@ -281,7 +282,23 @@ class _Compiler:
             because=because,
             revision=self._revision,
         )
-        return (spec,)
+        return (spec, *whole)
+
+    def _whole(self, provider: str) -> tuple[PoolSpec, ...]:
+        """The bound on all concurrent calls towards a provider, taken last of all pools."""
+        bound = self._rules.providers[provider].concurrency
+        if not bound:
+            return ()
+        because = f"providers.{provider}.concurrency"
+        spec = pool_spec(
+            name=f"provider:{provider}",
+            limits={},
+            concurrency=bound,
+            mode=self._mode("enforce"),
+            because=because,
+            revision=self._revision,
+        )
+        return (replace(spec, concurrency_because=because),)
 
     # --- tiers, agents, tenants ---
 

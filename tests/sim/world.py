@@ -166,7 +166,7 @@ class World:
                 on_end=lambda *end: self.ended.append(end),
             ),
             models=Models(),
-            count_tokens=CountTokens(dispatch, self.counter, decoded, clock),
+            count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
         )  # fmt: skip
         self.service: Service = pipeline(self.parts)
         self._serial = 0

@@ -379,3 +379,14 @@ def test_every_section_of_the_file_is_compiled_or_named_here():
         "fairness", "tenants", "agents", "issuers", "retry", "breakers", "loops", "holds",
         "logging", "tokenizer",
     }  # fmt: skip
+
+
+def test_a_providers_concurrency_is_the_last_pool_of_everything_it_serves():
+    made = snapshot(SMALL.replace("    kind: other\n", "    kind: other\n    concurrency: 7\n"))
+    model = made.model("m-1")
+    assert model is not None
+    own, whole = model.deployments[0].pools
+    assert own.name == "model:up/m-1"
+    assert (whole.name, whole.concurrency) == ("provider:up", 7)
+    assert whole.concurrency_because == "providers.up.concurrency"
+    assert made.providers["up"].passthrough_pools == (whole,)
