@@ -124,7 +124,6 @@ class Provider:
         query: Extra query string the provider wants on each request (may hold a secret).
         extra_headers: Extra headers the provider wants on each request (may hold secrets).
         credentials: Tried in order of weight and health.
-        max_connections: Concurrent requests towards it at most; 0 is unlimited.
         header_family: Its rate-limit headers: "openai", "anthropic", "azure", "groq", "none".
         accepts_stream_options: Whether `stream_options.include_usage` may be added.
         supports_idempotency: Whether `Idempotency-Key` is passed on.
@@ -142,7 +141,6 @@ class Provider:
     extra_headers: tuple[tuple[str, Secret], ...] = ()
     credentials: tuple[Credential, ...] = ()
     timeouts: Timeouts = Timeouts()
-    max_connections: int = 0
     accounting: Accounting = Accounting()
     header_family: str = "openai"
     accepts_stream_options: bool = True
@@ -337,11 +335,10 @@ class EdgeRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRules:
-    """What is logged. Prompts never, unless `prompts` says so."""
+    """What is logged. Prompt text never is."""
 
     level: str = "info"
     access: bool = True
-    prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,6 @@ class _Compiler:
             logs=made.LogRules(
                 level=rules.logging.level,
                 access=rules.logging.access,
-                prompts=rules.logging.prompts,
             ),
             holds=self._holds(),
             tokenizer=rules.tokenizer,
@@ -206,7 +205,6 @@ class _Compiler:
                 total=times.total,
                 total_plain=times.total_plain,
             ),
-            max_connections=said.concurrency or 0,
             accounting=self._provider_accounting(name),
             header_family=said.headers or kind.headers,
             accepts_stream_options=_or(said.stream_options, kind.stream_options),

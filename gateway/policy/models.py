@@ -693,7 +693,6 @@ class Logging(Section):
         default="info", description="From here up."
     )
     access: bool = Field(default=True, description="One line per call.")
-    prompts: bool = Field(default=False, description="Whether lines may hold prompt text.")
 
 
 class PolicyFile(Section):
