@@ -95,7 +95,9 @@ class Machine:
         watch: PolicyWatch,
     ) -> None:
         self._redact = redact
+        self._level = settings.log_level
         redact.replace(secrets_of(watch.current))
+        log.level = self._level or watch.current.logs.level
         self.clock = clock
         self.metrics = metrics
         self.log = log
@@ -211,6 +213,7 @@ class Machine:
 
     def _swapped(self, _old: Snapshot, new: Snapshot) -> None:
         self._redact.replace(secrets_of(new))
+        self.log.level = self._level or new.logs.level
         self.credentials.health.clear()
         self.metrics.policy(new.revision)
         self.log.info("policy_loaded", revision=new.revision, digest=new.digest)
