@@ -168,6 +168,7 @@ class Gateway:
                     crashed=self._crashed,
                 ),
             )
+            machine.spawn = tasks.create_task
             view = View(machine=machine, edge=edge, version=__version__)
             data = serving.listener(edge, http=connection.protocol(lambda: clock))
             control = serving.listener(admin(view.admin()))

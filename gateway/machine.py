@@ -36,7 +36,8 @@ from gateway.tokens import Counter, Vocabulary
 from gateway.upstream import AiohttpTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import asyncio
+    from collections.abc import Callable, Coroutine, Mapping
 
     from gateway.call import Call
     from gateway.clock import LoopClock
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from gateway.telemetry.logs import Log, Redactor
     from gateway.telemetry.metrics import Metrics
     from gateway.units import Rng
+
+    Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
 
 def decoded(call: Call) -> Mapping[str, Any]:
@@ -80,6 +83,7 @@ class Machine:
 
     Attributes:
         parts: What the pipeline is stacked from.
+        spawn: How a task gets an owner; set by `app.py` inside its task group.
         store, transport, counter, breakers, decisions, identities: For status and readiness.
     """
 
@@ -114,6 +118,7 @@ class Machine:
         self.credentials = Credentials(clock, rng)
         self.loops = LoopGuard(on_loop=metrics.loop)
         self.loaded = False
+        self.spawn: Spawn | None = None
         secret = process_secret(settings.state_dir, settings.secret_file, secrets.token_bytes)
         self.parts = self._wire(rng, Tickets(derive(secret, "place")))
         watch.on_swap.append(self._swapped)
@@ -215,6 +220,9 @@ class Machine:
         self._redact.replace(secrets_of(new))
         self.log.level = self._level or new.logs.level
         self.credentials.health.clear()
+        if self.spawn is not None:
+            # Pools of upstreams that are gone close when the last call pinned to them ends.
+            self.spawn(self.transport.keep({one.base_url for one in new.providers.values()}))
         self.metrics.policy(new.revision)
         self.log.info("policy_loaded", revision=new.revision, digest=new.digest)
 
