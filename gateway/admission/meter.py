@@ -83,8 +83,8 @@ class Meter:
     __slots__ = (
         "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at",
         "_fractions", "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling", "_rooms",
-        "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign", "level", "logs",
-        "now", "reason", "sums",
+        "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign", "level",
+        "logs", "now", "reason", "sums",
     )  # fmt: skip
 
     def __init__(self, spec: PoolSpec, now: Micros) -> None:

@@ -2,9 +2,9 @@
 
 Outside admit: nobody queues for an open breaker. With a rung left the call goes there at once;
 without one it waits here, holding nothing, until the breaker lets somebody through or its deadline
-comes. A
-breaker that opened for quota is not sick: without another rung its callers keep waiting in the
-pool.
+comes. Whoever already stands in a pool when the breaker opens is taken out of it, or a queue of
+minutes would be sent to a sick upstream call by call. A breaker that opened for quota is not sick:
+without another rung its callers keep waiting in the pool.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Breakers:
         on_failure: Called with the scope of every failure counted, for metrics.
     """
 
-    __slots__ = ("_by_scope", "_waiting", "on_change", "on_failure")
+    __slots__ = ("_by_scope", "_inside", "_waiting", "on_change", "on_failure")
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class Breakers:
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         self._by_scope: OrderedDict[str, Breaker] = OrderedDict()
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
+        self._inside: dict[str, dict[_Inside, None]] = {}
         self.on_change = on_change
         self.on_failure = on_failure
 
@@ -63,7 +64,8 @@ class Breakers:
 
     def _forget(self) -> None:
         for scope, breaker in self._by_scope.items():
-            if breaker.state is State.CLOSED and scope not in self._waiting:
+            busy = scope in self._waiting or scope in self._inside
+            if breaker.state is State.CLOSED and not busy:
                 del self._by_scope[scope]
                 return
 
@@ -72,22 +74,28 @@ class Breakers:
         return iter(self._by_scope.items())
 
     def changed(self, scope: str) -> None:
-        """Tell the observer and wake whoever waits for this scope."""
+        """Tell the observer, take waiters out of pools where it is sick, wake who waits for it."""
         breaker = self._by_scope.get(scope)
-        if breaker is not None and self.on_change is not None:
-            self.on_change(scope, breaker)
+        if breaker is not None:
+            if self.on_change is not None:
+                self.on_change(scope, breaker)
+            if breaker.state is State.SHUT or (breaker.state is State.OPEN and breaker.sick):
+                for inside in list(self._inside.get(scope, ())):
+                    inside.evict()
         self.wake(scope)
 
     def wake(self, scope: str) -> None:
-        """Whoever waits for this scope asks again."""
-        for future in self._waiting.pop(scope, ()):
-            if not future.done():
-                future.set_result(None)
+        """Whoever waits for this scope asks again, the most urgent first."""
+        waiting = self._waiting.pop(scope, None)
+        if waiting:
+            for future in sorted(waiting, key=waiting.__getitem__):  # stable: then as they came
+                if not future.done():
+                    future.set_result(None)
 
-    async def wait(self, scope: str, *, until: Micros, clock: Clock) -> None:
+    async def wait(self, scope: str, lane: int, *, until: Micros, clock: Clock) -> None:
         """Return at a change of this breaker, or at that instant."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(scope, []).append(future)
+        self._waiting.setdefault(scope, {})[future] = lane
 
         def due() -> None:
             if not future.done():
@@ -99,10 +107,41 @@ class Breakers:
         finally:
             timer.cancel()
             waiting = self._waiting.get(scope)
-            if waiting is not None and future in waiting:
-                waiting.remove(future)
-                if not waiting:
-                    del self._waiting[scope]
+            if waiting is not None and waiting.pop(future, None) is not None and not waiting:
+                del self._waiting[scope]
+
+    def enter(self, scope: str, call: Call) -> _Inside:
+        """The call goes inside; it must `leave`."""
+        inside = _Inside(call)
+        self._inside.setdefault(scope, {})[inside] = None
+        return inside
+
+    def leave(self, scope: str, inside: _Inside) -> None:
+        """The call is inside no more: it has a head, or never will."""
+        found = self._inside.get(scope)
+        if found is not None and found.pop(inside, inside) is None and not found:
+            del self._inside[scope]
+
+
+class _Inside:
+    """A call between its permission and its head; while it only waits, it can be taken out."""
+
+    __slots__ = ("_call", "_task", "evicted")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._task = asyncio.current_task()
+        self.evicted = False
+
+    def evict(self) -> None:
+        """A call of which nothing was sent stops waiting; its permits go back."""
+        if not self._call.sent and not self.evicted and self._task is not None:
+            self.evicted = True
+            self._task.cancel()
+
+    def absorbs(self) -> bool:
+        """Whether the cancellation that arrived is ours alone: not a client leaving as well."""
+        return self.evicted and self._task is not None and self._task.uncancel() == 0
 
 
 def refusal(trip: Trip, scope: str, *, now: Micros) -> BreakerOpen:
@@ -224,27 +263,46 @@ class Tripping:
             if deployment is None or rules.mode is Mode.OFF:
                 return await inner(call)
             breaker = self._breakers.of(deployment.id, rules)
-            probe = 0
-            if breaker.state is not State.CLOSED:
-                probe = await self._permission(call, breaker, deployment.id)
-            return await self._watched(inner, call, breaker, probe)
+            while True:
+                probe = 0
+                if breaker.state is not State.CLOSED:
+                    probe = await self._permission(call, breaker, deployment.id)
+                reply = await self._watched(inner, call, breaker, probe)
+                if reply is not None:
+                    return reply
+                now = self._clock.now()
+                call.notes.append(
+                    VerdictNote("trip", "evicted", rules.because, now, breaker.reason)
+                )
 
         return serve
 
-    async def _watched(self, inner: Service, call: Call, breaker: Breaker, probe: int) -> Reply:
+    async def _watched(
+        self, inner: Service, call: Call, breaker: Breaker, probe: int
+    ) -> Reply | None:
+        """The reply; None where the breaker opened while the call had not been sent."""
         assert call.deployment is not None  # noqa: S101 - checked by the caller
+        scope = call.deployment.id
         verdict = _Verdict(
-            self._breakers, breaker, call.deployment.id, probe=probe, clock=self._clock,
-            rng=self._rng,
-        )  # fmt: skip
+            self._breakers, breaker, scope, probe=probe, clock=self._clock, rng=self._rng
+        )
+        call.sent = False  # an attempt before this one may have been
+        inside = self._breakers.enter(scope, call)
         try:
             reply = await inner(call)
         except UpstreamFault as error:
             verdict.failed(error.code)
             raise
-        except BaseException:
-            verdict.nothing()  # refused by admission, client gone: says nothing of the upstream
+        except asyncio.CancelledError:
+            verdict.nothing()
+            if inside.absorbs():
+                return None
             raise
+        except BaseException:
+            verdict.nothing()  # refused by admission: says nothing of the upstream
+            raise
+        finally:
+            self._breakers.leave(scope, inside)
         verdict.answered(reply)
         reply.on_close(lambda end: verdict.ended(end, reply))
         return reply
@@ -254,7 +312,10 @@ class Tripping:
         mode = call.snapshot.breaker.mode
         while True:
             now = self._clock.now()
+            version = breaker.version
             ruling = breaker.peek(now=now) if mode is Mode.SHADOW else breaker.ask(now=now)
+            if breaker.version != version:
+                self._breakers.changed(scope)
             if isinstance(ruling, Allow):
                 return ruling.probe
             if mode is Mode.SHADOW:
@@ -262,8 +323,14 @@ class Tripping:
                 return 0
             if not ruling.sick and not call.rungs_left and breaker.state is State.OPEN:
                 return 0  # the pool holds the quota's queue; this breaker only starts ladders
-            if call.rungs_left or ruling.until >= call.deadline:
+            if call.rungs_left or now >= call.deadline or hopeless(breaker, ruling, call):
                 call.notes.append(VerdictNote("trip", "open", ruling.because, now, ruling.reason))
                 raise refusal(ruling, scope, now=now)
+            lane = call.tier.number if call.tier is not None else 0
             until = min(ruling.until, call.deadline)
-            await self._breakers.wait(scope, until=until, clock=self._clock)
+            await self._breakers.wait(scope, lane, until=until, clock=self._clock)
+
+
+def hopeless(breaker: Breaker, ruling: Trip, call: Call) -> bool:
+    """Whether the stated end lies beyond the deadline. A probe under way may end any moment."""
+    return breaker.state is not State.HALF_OPEN and ruling.until >= call.deadline

@@ -5,7 +5,8 @@ over two rolling windows, a fast one for outages and a slow one for trickles. *S
 callers away; a pool cut by quota is not sick, its breaker only starts the ladder.
 
     closed ──fault ratio, faults in a row, 3 identical quota refusals──▶ open
-    open ──until passed──▶ half_open ──3 good probes in a row──▶ closed
+    open ──until passed──▶ half_open ──3 good probes in a row──▶ closed      (sick)
+    open ──until passed──▶ closed; one more identical refusal opens again    (quota)
     half_open ──bad probe──▶ open (delay continues, decorrelated, at most `cap`)
     any ──period, money, last credential out──▶ shut ──reset time, new credential──▶ half_open
 """
@@ -175,6 +176,13 @@ class Breaker:
         if self.state in (State.OPEN, State.SHUT):
             if now < self.until:
                 return self._trip()
+            if self.state is State.OPEN and not self.sick:
+                # Quota, and its time is over. The pool has kept the queue and lets in what fits; a
+                # probe would stand in that queue and keep the most urgent out of it. One more
+                # identical refusal opens again.
+                self._quota_run = max(0, self._rules.identical_quota - 1)
+                self._become(State.CLOSED, until=0, reason="")
+                return Allow()
             self._become(State.HALF_OPEN, until=0, reason=self.reason)
             self._good_probes = 0
         if self._probe and now < self._probe_ends:
