@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gateway.admission.profiles import Estimate, Usage
-from gateway.units import Micros, RuleId, Tokens
+from gateway.units import Micros, RuleId, Tokens, valueclass
 
 if TYPE_CHECKING:
     from gateway.snapshot import AgentRule, Deployment, Model, Snapshot, Tier
@@ -59,7 +59,7 @@ class ClientKind(StrEnum):
     CLAUDE_CODE = "claude_code"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Fields:
     """What policy needs of a request body, in any dialect.
 
@@ -98,7 +98,7 @@ class PartKind(StrEnum):
     OVERHEAD = "overhead"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Part:
     """One countable piece of a prompt.
 
@@ -145,7 +145,7 @@ class Principal:
     workflow: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class VerdictNote:
     """One link of the chain of because: which layer decided what, by which rule, when."""
 

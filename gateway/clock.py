@@ -183,9 +183,8 @@ class LoopClock:
     Args:
         loop: The running one by default.
         precise: Read the system's monotonic clock. uvloop's own `time()` is a millisecond coarse
-        and
-            stands still within one turn of the loop, which would hide what a call costs; a loop in
-            virtual time has no other clock than its own.
+            and stands still within one turn of the loop, which would hide what a call costs; a loop
+            in virtual time has no other clock than its own.
     """
 
     def __init__(
@@ -193,14 +192,16 @@ class LoopClock:
     ) -> None:
         self._loop = loop or asyncio.get_running_loop()
         self._precise = precise
-        self._ticks = time.monotonic if precise else self._loop.time
-        self._anchor = round(time.time() * MICRO) - round(self._ticks() * MICRO)
+        self._anchor = 0
+        self._anchor = round(time.time() * MICRO) - self.now()
         self.deadlines = Deadlines(self._loop, self.now)
         self.alarms_armed = 0
 
     def now(self) -> Micros:
         """Monotonic microseconds on the epoch's axis."""
-        return self._anchor + int(self._ticks() * MICRO)
+        if self._precise:
+            return self._anchor + time.monotonic_ns() // 1_000
+        return self._anchor + int(self._loop.time() * MICRO)
 
     def wall(self) -> float:
         """Wall-clock seconds since the epoch."""

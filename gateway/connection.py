@@ -9,6 +9,9 @@ has checked them already.
 * An answer cannot be broken off on purpose without an error in the log.
 * Whether the client is still there can only be learned by a task that waits in `receive`. Here a
   callback does it, which saves every call a task (about 15 microseconds).
+* A head and its body are two writes to the socket, each header two searches, each answer a timer
+  of the loop. Here a whole answer is one write, a head is checked as one text, and one coarse timer
+  per connection watches for idleness.
 
 Everything else is uvicorn's. The h11 protocol bounds heads itself and needs none of this; with it
 an `Outlet` falls back to leaving its ASGI call unfinished.
@@ -16,17 +19,24 @@ an `Outlet` falls back to leaving its ASGI call unfinished.
 
 from __future__ import annotations
 
+import asyncio
+import urllib.parse
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import httptools
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
+    from gateway.call import HeaderList
     from gateway.clock import Clock, Timer
 
 MAX_HEAD = 64 * 1024
@@ -49,25 +59,166 @@ _TOO_LARGE = (
 )
 
 
+MOST_PATHS = 256
+"""Request targets whose parts are remembered; nearly all calls go to a handful."""
+
+_CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
+"""Bytes that may stand nowhere in a head; line ends are counted apart."""
+
+Parts = tuple[str, bytes, bytes]
+"""Path, raw path and query of a request target."""
+
+
+_UNREADABLE = b"Tidegate cannot read this request: it is not HTTP/1.1."
+
+
+def unreadable(url: bytes) -> bytes:
+    """The whole answer to bytes that are no request; `url` is what was read of its target."""
+    error = b'"message":"%b","type":"invalid_request_error"' % _UNREADABLE
+    body = b'{"error":{%b,"param":null,"code":"malformed_http"}}' % error
+    if url.startswith(b"/v1/messages"):
+        body = b'{"type":"error","error":{%b}}' % error
+    return (
+        b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+        b"x-should-retry: false\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+    ) % (len(body), body)
+
+
 def protocol(clock: Callable[[], Clock]) -> Callable[..., asyncio.Protocol]:
     """What uvicorn's `http` setting wants: a maker of connections that share this clock."""
+    paths: dict[bytes, Parts] = {}
 
     def make(**settings: Any) -> asyncio.Protocol:  # noqa: ANN401 - uvicorn's own parameters
-        return Connection(clock(), **settings)
+        return Connection(clock(), paths, **settings)
 
     return make
+
+
+def parts_of(url: bytes) -> Parts:
+    """What uvicorn makes of a request target."""
+    parsed = httptools.parse_url(url)
+    path = parsed.path.decode("ascii")
+    return urllib.parse.unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
+
+
+def head_of(status: int, headers: HeaderList) -> bytes:
+    """Status line and headers as they are sent, without the empty line.
+
+    Raises:
+        RuntimeError: A name or value would end its own line, or holds another control character.
+    """
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+    count = len(headers)
+    if (
+        lines.count(b"\n") != count
+        or lines.count(b"\r") != count
+        or len(lines.translate(None, _CONTROLS)) != len(lines)
+    ):
+        raise RuntimeError("a header of the answer holds a control character")
+    return STATUS_LINE[status] + lines
+
+
+class Exchange(RequestResponseCycle):
+    """One request and its answer: as uvicorn's, and answered by calls that need no message."""
+
+    held = b""
+
+    def begin(
+        self, status: int, headers: HeaderList, length: int | None, *, hold: bool, close: bool
+    ) -> None:
+        """The head is sent, or held back to leave with the next bytes.
+
+        Args:
+            status: Of the answer.
+            headers: All but the framing.
+            length: Bytes of the body; None for a chunked one, or for a status that has none.
+            hold: `finish` follows at once.
+            close: The connection ends with the answer.
+
+        Raises:
+            RuntimeError: A header cannot be sent; nothing was.
+        """
+        if self.disconnected:
+            return
+        headers = self.default_headers + headers
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+            self.expected_content_length = length
+            self.chunked_encoding = False
+        elif self.scope["method"] != "HEAD" and status not in (204, 304):
+            headers.append((b"transfer-encoding", b"chunked"))
+            self.chunked_encoding = True
+        if close or not self.keep_alive:
+            self.keep_alive = False
+            headers.append((b"connection", b"close"))
+        head = head_of(status, headers) + b"\r\n"
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        if hold:
+            self.held = head
+        else:
+            self.transport.write(head)
+
+    def push(self, data: bytes) -> None:
+        """A piece of the body is sent; the rest follows."""
+        if self.disconnected or not data:
+            return
+        if self.chunked_encoding:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        else:
+            self._count(data)
+        held, self.held = self.held, b""
+        self.transport.write(held + data if held else data)
+
+    def finish(self, data: bytes) -> None:
+        """The last piece of the body is sent; the answer is whole.
+
+        Raises:
+            RuntimeError: The body is not as long as declared.
+        """
+        if self.disconnected:
+            return
+        if self.scope["method"] == "HEAD":
+            data = b""
+        elif self.chunked_encoding:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        else:
+            self._count(data)
+            if self.expected_content_length:
+                raise RuntimeError("the body is shorter than declared")
+        held, self.held = self.held, b""
+        if held or data:
+            self.transport.write(held + data)
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    def _count(self, data: bytes) -> None:
+        if len(data) > self.expected_content_length:
+            raise RuntimeError("the body is longer than declared")
+        self.expected_content_length -= len(data)
 
 
 class Connection(HttpToolsProtocol):
     """A connection whose heads end, whose trailers vanish and which can be dropped."""
 
-    def __init__(self, clock: Clock, **settings: Any) -> None:  # noqa: ANN401 - uvicorn's own
+    def __init__(
+        self,
+        clock: Clock,
+        paths: dict[bytes, Parts],
+        **settings: Any,  # noqa: ANN401 - uvicorn's own
+    ) -> None:
         super().__init__(**settings)
         self._clock = clock
+        self._paths = paths
         self._in_head = True
         self._head_bytes = 0
         self._patience: Timer | None = None
-        self._active: RequestResponseCycle | None = None
+        self._idle: Timer | None = None
+        self._idle_since: Micros = 0
+        self._active: Exchange | None = None
         self._offer: dict[str, Any] = {LINK: self}
         self.on_gone: Callable[[], None] | None = None
 
@@ -102,6 +253,15 @@ class Connection(HttpToolsProtocol):
         elif self._head_bytes:
             self._wait_for_head()
 
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
+        """What is no request was refused in the words of the API it seems meant for."""
+        cycle = self._active
+        if cycle is None or cycle.response_complete:
+            self.transport.write(unreadable(self.url))
+        elif not cycle.response_started:  # garbage behind a request: its sender counted wrong
+            self.transport.write(unreadable(cycle.scope["raw_path"]))
+        self.transport.close()
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
@@ -109,13 +269,45 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is whole: the exchange begins, or waits for the one before it."""
         self._in_head = False
         self._head_came()
-        self.scope["extensions"] = self._offer
-        super().on_headers_complete()
+        self._idle_since = 0
+        scope: Any = self.scope
+        version = self.parser.get_http_version()
+        scope["http_version"] = version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["extensions"] = self._offer
+        scope["path"], scope["raw_path"], scope["query_string"] = self._parts()
+        former = self.cycle
+        self.cycle = cycle = Exchange(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if former is None or former.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
         # Trailers go the same way as headers: into this list. The scope keeps the other one.
         self.headers = deque(maxlen=0)  # type: ignore[assignment]
+
+    def _parts(self) -> Parts:
+        parts = self._paths.get(self.url)
+        if parts is None:
+            parts = parts_of(self.url)
+            if len(self._paths) < MOST_PATHS and not parts[2]:
+                self._paths[self.url] = parts
+        return parts
 
     def on_message_complete(self) -> None:
         """The request is whole; what follows is another head."""
@@ -123,12 +315,41 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
+        assert isinstance(cycle, Exchange)  # noqa: S101 - `on_headers_complete` makes no other
         self._active = cycle
         super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """The answer is whole: the next request may come, within the time to keep alive."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+            return
+        # uvicorn arms a timer of the loop for every answer; this one looks at the stamp.
+        self._idle_since = self._clock.now()
+        if self._idle is None:
+            self._idle = self._clock.after(self.timeout_keep_alive * MICRO, self._look)
+
+    def _look(self) -> None:
+        """Idle for too long: closed, once nothing is under way. Else looked at again later."""
+        self._idle = None
+        limit = self.timeout_keep_alive * MICRO
+        idle = self._clock.now() - self._idle_since if self._idle_since else 0
+        if idle >= limit:
+            self.timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            self._idle = self._clock.after(limit - idle, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left: the call being answered hears of it, those behind never begin."""
         self._head_came()
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
         self.pipeline.clear()
         cycle = self._active
         if cycle is not None and not cycle.response_complete:
@@ -148,6 +369,42 @@ class Connection(HttpToolsProtocol):
     def whole(self) -> bool:
         """The body of the call being answered has arrived: `receive` will not wait."""
         return self._active is not None and not self._active.more_body
+
+    def take(self) -> bytes:
+        """The body of the call being answered, once; only when it is `whole`."""
+        cycle = self._active
+        if cycle is None:
+            return b""
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    @property
+    def paused(self) -> bool:
+        """The client takes less than it is sent: `drain` before more."""
+        return self.flow.write_paused
+
+    async def drain(self) -> None:
+        """The client has taken enough of what was sent, or is gone."""
+        if self._active is not None and not self._active.disconnected:
+            await self.flow.drain()
+
+    def begin(
+        self, status: int, headers: HeaderList, length: int | None, *, hold: bool, close: bool
+    ) -> None:
+        """The head of the answer; see `Exchange.begin`."""
+        if self._active is not None:
+            self._active.begin(status, headers, length, hold=hold, close=close)
+
+    def push(self, data: bytes) -> None:
+        """A piece of the body; see `Exchange.push`."""
+        if self._active is not None:
+            self._active.push(data)
+
+    def finish(self, data: bytes) -> None:
+        """The last piece; see `Exchange.finish`."""
+        if self._active is not None:
+            self._active.finish(data)
 
     def abort(self, hard: bool) -> None:  # noqa: FBT001 - a callback, not an interface for people
         """Drop the connection, the answer's framing unfinished; `hard` forgets unsent bytes too."""

@@ -66,12 +66,16 @@ class Relayed:
         self._clock = clock
         self._idle = idle
         self._until = until
-        self._last = clock.now()
-        self._timer: Timer | None = clock.after(min(idle, until - self._last), self._check)
+        self._last: Micros = 0
+        self._timer: Timer | None = None
+        if not incoming.whole:  # a body that is here cannot be late
+            self._last = clock.now()
+            self._timer = clock.after(min(idle, until - self._last), self._check)
 
     def touched(self, _chunk: bytes) -> None:
         """A tap: the upstream is alive."""
-        self._last = self._clock.now()
+        if self._timer is not None:
+            self._last = self._clock.now()
 
     def _check(self) -> None:
         now = self._clock.now()
@@ -80,6 +84,11 @@ class Relayed:
             self._incoming.abort("total" if now >= self._until else "stalled")
             return
         self._timer = self._clock.after(min(self._idle - quiet, self._until - now), self._check)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every byte is here already."""
+        return self._incoming.whole
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body, once."""

@@ -30,7 +30,7 @@ from gateway.wire.headers import coding_of, is_event_stream
 from gateway.wire.keepalive import ResponsesOpening
 
 if TYPE_CHECKING:
-    from gateway.call import HeaderList, Reply
+    from gateway.call import HeaderList, Reply, Source
     from gateway.clock import Clock, Timer
     from gateway.errors import GatewayError
 
@@ -80,6 +80,33 @@ class Link(Protocol):
     @property
     def whole(self) -> bool:
         """See above."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """The client takes less than it is sent: `drain` before more."""
+        ...
+
+    def take(self) -> bytes:
+        """The request's body, once it is `whole`."""
+        ...
+
+    async def drain(self) -> None:
+        """The client has taken enough of what was sent, or is gone."""
+        ...
+
+    def begin(
+        self, status: int, headers: HeaderList, length: int | None, *, hold: bool, close: bool
+    ) -> None:
+        """The head is sent, or held back (`hold`) because `finish` follows at once."""
+        ...
+
+    def push(self, data: bytes) -> None:
+        """A piece of the body is sent."""
+        ...
+
+    def finish(self, data: bytes) -> None:
+        """The last piece of the body is sent, and what was held back."""
         ...
 
     def abort(self, hard: bool) -> None:  # noqa: FBT001 - implemented by a uvicorn protocol
@@ -215,12 +242,14 @@ class Outlet:
             raise UpstreamMalformed(f"The upstream answered with status {reply.status}.")
         bodiless = reply.status in _BODILESS
         headers, length = framing.end_to_end(reply.headers)
-        if length is not None and not bodiless:
-            headers.append((b"content-length", b"%d" % length))
         self._stream = length is None and is_event_stream(headers) and not coding_of(headers)
         self.answered = True
-        await self._head(reply.status, headers + extra, length=None)
-        if bodiless or self._method == "HEAD":
+        headers += extra
+        bare = bodiless or self._method == "HEAD"
+        # Where all is here already, head and body leave in one write.
+        hold = length is not None and length <= LARGE and not bare and whole(reply.source)
+        await self._head(reply.status, headers, length=None if bodiless else length, hold=hold)
+        if bare:
             reply.finish(End.COMPLETE)
             await self._last(b"")
             return End.COMPLETE
@@ -240,7 +269,7 @@ class Outlet:
 
     async def _stream_body(self, reply: Reply, opening: ResponsesOpening | None) -> End:
         """A body of unknown length, chunk by chunk."""
-        taps = reply.taps
+        taps, link = reply.taps, self.link
         fault: GatewayError | None = None
         self._watch()
         try:
@@ -250,7 +279,11 @@ class Outlet:
                 out = chunk if opening is None else opening.feed(chunk)
                 if out:
                     self._tail = out
-                    await self._push(out)
+                    if link is None or link.paused or self.deaf:
+                        await self._push(out)
+                    else:  # nearly always: no hop for a client that keeps up
+                        self._moves += 2
+                        link.push(out)
         except TransportFault as error:
             fault = _fault_of(error)
         except (StreamCut, UpstreamMalformed, UpstreamTimeout) as error:
@@ -362,7 +395,9 @@ class Outlet:
             self._timer.cancel()
             self._timer = None
 
-    async def _head(self, status: int, headers: HeaderList, *, length: int | None) -> None:
+    async def _head(
+        self, status: int, headers: HeaderList, *, length: int | None, hold: bool = False
+    ) -> None:
         name = b"request-id" if self.family is Family.ANTHROPIC else b"x-request-id"
         headers = headers + self.always
         for pair in headers:
@@ -370,26 +405,42 @@ class Outlet:
                 break
         else:
             headers.append((name, self.always[0][1]))
+        self.started = True
+        self.status = status
+        if self.deaf:
+            return
+        if self.link is not None:
+            self.link.begin(status, headers, length, hold=hold, close=self.closing)
+            return
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         if self.closing:
             headers.append((b"connection", b"close"))
-        self.started = True
-        self.status = status
-        if not self.deaf:
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _push(self, data: bytes) -> None:
         self._moves += 1
-        if not self.deaf:
+        if self.deaf:
+            pass
+        elif self.link is None:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            if self.link.paused:
+                await self.link.drain()
+            self.link.push(data)
         self._moves += 1
 
     async def _last(self, data: bytes) -> None:
         self.over = True
         self._moves += 1
-        if not self.deaf:
+        if self.deaf:
+            pass
+        elif self.link is None:
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        else:
+            if self.link.paused:
+                await self.link.drain()
+            self.link.finish(data)
         self._moves += 1
 
     def _in_band(self, error: GatewayError) -> bytes:
@@ -410,6 +461,11 @@ class Outlet:
             sequence=opening.next() if opening is not None else 0,
         )
         return before + sse.frame(orjson.dumps(body), name)
+
+
+def whole(source: Source) -> bool:
+    """Whether every byte of the body is here, so that reading it will not wait."""
+    return getattr(source, "whole", False) is True
 
 
 def _at_boundary(tail: bytes) -> bool:

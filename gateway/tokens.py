@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 import tiktoken
 
 from gateway.call import Family, Part, PartKind
-from gateway.units import MICRO, Micros, Tokens
+from gateway.units import MICRO, Micros, Tokens, valueclass
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ SAMPLE = 64 * 1024
 """Characters looked at to learn the script of a text longer than sixteen times this."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass(frozen=True, slots=True)
 class Counted:
     """A number of tokens.
 

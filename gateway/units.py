@@ -9,7 +9,27 @@ and in `Clock.sleep`.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    # To the type checker it is the frozen dataclass that it stands for.
+    from dataclasses import dataclass as valueclass
+else:
+    from dataclasses import dataclass
+
+    def valueclass(*, frozen, slots, kw_only=False):  # noqa: ANN001, ANN201 - typed above
+        """A dataclass for values of the data path: frozen to the type checker, plain when it runs.
+
+        A frozen one writes each field through `object.__setattr__`: 2 to 5 us per value, and a call
+        makes two dozen. Nothing may change one all the same.
+        """
+        return dataclass(slots=slots, kw_only=kw_only, unsafe_hash=frozen)
+
+
+__all__ = [
+    "MICRO", "MINUTE", "MicroUsd", "Micros", "Mode", "Rng", "RuleId", "Tokens", "micros",
+    "valueclass",
+]  # fmt: skip
 
 Micros: TypeAlias = int
 """Microseconds: an instant (of the pool's clock) or a span. Never negative unless stated."""

@@ -22,7 +22,6 @@ import re
 import select
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import aiohttp
@@ -31,7 +30,7 @@ from aiohttp.http import HttpProcessingError, StreamWriter
 from aiohttp.streams import EofStream
 from yarl import URL
 
-from gateway.units import MICRO
+from gateway.units import MICRO, valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -79,7 +78,7 @@ _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"/[!-~\x80-\xff]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
     """A request to an upstream.
 
@@ -109,6 +108,10 @@ class Incoming(Protocol):
 
     status: int
     headers: HeaderList
+
+    @property
+    def whole(self) -> bool:
+        """Every byte of the body is here: reading it waits for nothing."""
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive (content coding untouched). Raises TransportFault."""
@@ -517,6 +520,11 @@ class _Exchange:
             if message.code == 101:
                 break
         raise TransportFault("malformed", sent=self._sent, detail="no final answer")
+
+    @property
+    def whole(self) -> bool:
+        """The body's end has been read from the socket."""
+        return self._body is not None and self._body.is_eof()
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive."""

@@ -146,6 +146,11 @@ class _Answer:
         self._fault: TransportFault | None = None
         self._stream = aiter(response.stream)  # type: ignore[arg-type]
 
+    @property
+    def whole(self) -> bool:
+        """Never known: httpx hides what it has read."""
+        return False
+
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive."""
         return self

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gateway.admission.core import Dimension, Outcome, PoolSpec
-from gateway.units import MICRO, MINUTE, Micros, MicroUsd, Mode, RuleId, Tokens
+from gateway.units import MICRO, MINUTE, Micros, MicroUsd, Mode, RuleId, Tokens, valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +96,7 @@ class Accounting:
     missing_cap: Tokens | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a call is expected to cost, in whole tokens.
 
@@ -120,7 +120,7 @@ class Estimate:
     high: Tokens | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a call really cost, in whole tokens; None is missing, zero is a reported zero.
 

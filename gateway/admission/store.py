@@ -7,10 +7,11 @@ outbox at once, so that no cancellation can come between the end of a body and i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.admission.core import Outcome
+from gateway.units import valueclass
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DimensionView", "LaneView", "Outcome", "PoolStore", "PoolView"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class LaneView:
     """One lane of a pool, for status."""
 
@@ -29,7 +30,7 @@ class LaneView:
     backlog: Micros
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class DimensionView:
     """One dimension of a pool, for status; amounts in micro-units.
 
@@ -55,7 +56,7 @@ class DimensionView:
     resets_in: Micros = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
     """A consistent look at one pool, for status and metrics.
 

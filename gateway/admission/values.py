@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from gateway.units import MINUTE, Micros, Mode, RuleId, Tokens
+from gateway.units import MINUTE, Micros, Mode, RuleId, Tokens, valueclass
 
 LANES = 4
 """Lane 0 carries T0 task calls; lanes 1 to 3 are the QoS tiers."""
@@ -87,7 +87,7 @@ class PoolSpec:
     revision: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """A call that wants to be admitted to one pool.
 
@@ -115,7 +115,7 @@ class Ask:
     ticket: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Admit:
     """Granted: send it now.
 

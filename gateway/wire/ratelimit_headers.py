@@ -22,7 +22,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from gateway.call import Family
-from gateway.units import MICRO
+from gateway.units import MICRO, valueclass
 
 if TYPE_CHECKING:
     from gateway.call import HeaderList
@@ -99,7 +99,7 @@ class UpstreamLimits:
         return max(resets, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class OwnLimit:
     """One of the caller's own limits, to be shown in its answer.
 
