@@ -47,6 +47,7 @@ class Emulator:
             sys.executable, "-m", "gateway", "emulate", "--port", "0", "--with-parent",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for us: it serves the calls that we still drain
         )  # fmt: skip
         assert self._process.stdout is not None  # noqa: S101 - asked for above
         try:

@@ -289,7 +289,12 @@ class Tripping:
         call.sent = False  # an attempt before this one may have been
         inside = self._breakers.enter(scope, call)
         try:
-            reply = await inner(call)
+            try:
+                reply = await inner(call)
+            finally:
+                # Before any verdict: a call whose own failure opens the breaker must not be told
+                # to leave a pool that it is no longer in.
+                self._breakers.leave(scope, inside)
         except UpstreamFault as error:
             verdict.failed(error.code)
             raise
@@ -301,8 +306,6 @@ class Tripping:
         except BaseException:
             verdict.nothing()  # refused by admission: says nothing of the upstream
             raise
-        finally:
-            self._breakers.leave(scope, inside)
         verdict.answered(reply)
         reply.on_close(lambda end: verdict.ended(end, reply))
         return reply
