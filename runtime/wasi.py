@@ -233,6 +233,14 @@ def path_filestat_get(
     return _stat(guest, kind, path, out)
 
 
+def path_readlink(
+    guest: Guest, directory: int, at: int, size: int, _buffer: int, _room: int, _out: int
+) -> int:
+    """There are no links, so nothing that exists is one."""
+    path = _resolve(guest, directory, at, size)
+    return NOENT if path is None or _path_kind(guest, path) is None else INVAL
+
+
 def path_open(
     guest: Guest, directory: int, _lookup: int, at: int, size: int, oflags: int,
     _rights: int, _inherited: int, _flags: int, out: int,
@@ -468,7 +476,8 @@ FUNCTIONS: Final[dict[str, Callable[..., int | Pending]]] = {
     for one in (
         args_sizes_get, args_get, environ_sizes_get, environ_get, clock_res_get, clock_time_get,
         random_get, sched_yield, fd_fdstat_get, fd_fdstat_set_flags, fd_prestat_get,
-        fd_prestat_dir_name, fd_filestat_get, path_filestat_get, path_open, fd_close, fd_seek,
+        fd_prestat_dir_name, fd_filestat_get, path_filestat_get, path_readlink, path_open,
+        fd_close, fd_seek,
         fd_tell, fd_readdir, fd_write, fd_read, poll_oneoff, proc_exit,
     )
 }  # fmt: skip
@@ -489,7 +498,7 @@ FUNCTIONS.update(
 FUNCTIONS.update(
     dict.fromkeys(
         (
-            "fd_pread", "fd_renumber", "path_readlink", "proc_raise", "sock_accept", "sock_recv",
+            "fd_pread", "fd_renumber", "proc_raise", "sock_accept", "sock_recv",
             "sock_send", "sock_shutdown",
         ),
         _absent,

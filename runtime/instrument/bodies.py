@@ -24,6 +24,9 @@ from runtime.instrument.module import (
     NUMERIC,
     POINT,
     POINTS,
+    RETHROW,
+    THROW,
+    TRY,
     Body,
     Event,
     Module,
@@ -53,7 +56,7 @@ _KINDS: Final = _plain_opcodes()
 class Scan:
     """One pass over one body."""
 
-    __slots__ = ("body", "depth", "events", "function", "module", "seen", "tables")
+    __slots__ = ("body", "depth", "events", "function", "module", "seen", "tables", "tries")
 
     def __init__(self, module: Module, body: Reader, function: int) -> None:
         self.module = module
@@ -61,6 +64,7 @@ class Scan:
         self.function = function
         self.events: list[Event] = []
         self.tables: list[tuple[int, ...]] = []
+        self.tries: list[tuple[int, list[tuple[int, int, int]]]] = []
         self.depth = 1
         self.seen = 0
 
@@ -105,7 +109,7 @@ class Scan:
                 function=self.function,
                 offset=start + body.at,
             )
-        return Body(start, code_start, body.data, self.events, self.seen, self.tables)
+        return Body(start, code_start, body.data, self.events, self.seen, self.tables, self.tries)
 
     def _note(self, feature: str, sentence: str) -> None:
         self.module.note(
@@ -232,7 +236,7 @@ class Scan:
         elif code in _UNKNOWN_VECTOR:
             raise body.fail(f"an unknown opcode 0xfd {code}")
 
-    def _refused(self, code: int) -> None:
+    def _refused(self, code: int) -> None:  # noqa: C901  (one table of opcodes)
         """Opcodes whose length is known but which are always refused, and unknown ones."""
         body = self.body
         if code in {0x25, 0x26}:
@@ -260,11 +264,40 @@ class Scan:
         elif code == 0xFE:
             self._note("threads", "atomic opcode; build without -pthread")
             raise self.module.features["threads"]
-        elif code in (0x06, 0x07, 0x08, 0x09, 0x0A, 0x18, 0x19, 0x1F):
-            self._note("exceptions", "an exception instruction; build with -fno-exceptions")
+        elif code in (0x08, 0x0A, 0x1F):
+            self._note("exceptions", "an exception instruction of a shape that is not carried")
+            self._exception(code)
+        elif code in (0x06, 0x07, 0x09, 0x18, 0x19):
+            self._note("exceptions", "a legacy exception instruction; build with the new ones")
             raise self.module.features["exceptions"]
         else:
             raise body.fail(f"an unknown opcode 0x{code:02x}")
+
+    def _exception(self, code: int) -> None:
+        """`throw`, `throw_ref`, `try_table`: `exceptions.py` lowers them where it can."""
+        body = self.body
+        if code == 0x08:
+            start = body.at
+            tag = body.u32()
+            if tag >= len(self.module.tags):
+                raise body.fail(f"tag {tag} does not exist")
+            self._event(THROW, tag, start)
+        elif code == 0x0A:
+            self._event(RETHROW)
+        else:
+            start = body.at
+            self._block_type()
+            end = body.at
+            clauses = []
+            for _ in range(body.count(1_000, "catch clauses")):
+                kind = body.byte()
+                if kind > 3:
+                    raise body.fail(f"an unknown catch {kind}")
+                tag = body.u32() if kind < 2 else 0
+                clauses.append((kind, tag, self._label()))
+            self.depth += 1
+            self.tries.append((end, clauses))
+            self._event(TRY, len(self.tries) - 1, start)
 
 
 _UNKNOWN_VECTOR: Final = frozenset(

@@ -328,7 +328,7 @@ def _tags(module: Module, reader: Reader, _: Limits) -> None:
     for _number in range(reader.count(1_000, "tags")):
         module.note("exceptions", "a tag", offset=reader.origin + reader.at)
         reader.byte()
-        reader.u32()
+        module.tags.append(reader.u32())
 
 
 _SECTIONS: Final = {
@@ -352,7 +352,11 @@ def _indices(module: Module) -> None:
     functions = module.imported_functions + len(module.functions)
     wrong = [
         one
-        for one in [*module.functions, *(i.type_index for i in module.imports if i.kind == 0)]
+        for one in [
+            *module.functions,
+            *module.tags,
+            *(i.type_index for i in module.imports if i.kind == 0),
+        ]
         if one >= len(module.types)
     ]
     if wrong:

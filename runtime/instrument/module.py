@@ -20,6 +20,7 @@ ORDER: Final = (1, 2, 3, 4, 5, 13, 6, 7, 8, 9, 12, 10, 11)
 
 NUMERIC: Final = frozenset({0x7F, 0x7E, 0x7D, 0x7C})
 VECTOR: Final = 0x7B
+EXCEPTION: Final = 0x69
 REFERENCES: Final = frozenset({0x70, 0x6F})
 REFERENCE_TYPES: Final = frozenset(range(0x63, 0x75)) - {0x6F, 0x70}
 
@@ -163,7 +164,7 @@ class Global:
 
 # What the check placement needs to know of a body.
 BLOCK, LOOP, IF, ELSE, END, BRANCH, BRANCH_IF, BRANCH_TABLE, LEAVE = range(9)
-CALL, CALL_INDIRECT, FUNC, POINT = range(9, 13)
+CALL, CALL_INDIRECT, FUNC, POINT, TRY, THROW, RETHROW = range(9, 16)
 POINTS: Final = 0x3FFF
 """A POINT event every so many instructions: straight code needs places for checks, too."""
 
@@ -182,6 +183,8 @@ class Body:
         events: Control flow and function operands in order.
         instructions: How many there are.
         tables: Branch-table targets, indexed by a BRANCH_TABLE event's argument.
+        tries: Of `try_table`, indexed by a TRY event's argument: end of the block type, then the
+            clauses (kind, tag, label).
     """
 
     start: int
@@ -190,6 +193,7 @@ class Body:
     events: list[Event]
     instructions: int
     tables: list[tuple[int, ...]]
+    tries: list[tuple[int, list[tuple[int, int, int]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -208,6 +212,7 @@ class Module:
     memories: list[Memory] = field(default_factory=list)
     globals: list[Global] = field(default_factory=list)
     exports: list[Export] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
     start: int | None = None
     in_tables: set[int] = field(default_factory=set)
     element_spans: list[tuple[int, int, int]] = field(default_factory=list)
@@ -279,6 +284,8 @@ def value_type(module: Module, reader: Reader, what: str, function: int | None =
         )
     elif kind in REFERENCES:
         module.note("reference-locals", f"a reference in {what}", function=function, offset=offset)
+    elif kind == EXCEPTION:
+        module.note("exceptions", f"an exception in {what}", function=function, offset=offset)
     elif kind in (0x63, 0x64):
         module.note("function-references", f"a typed reference in {what}", offset=offset)
         reader.skip_leb(5)

@@ -35,9 +35,11 @@ from runtime.abi import Record, Request, State, error, seal
 from runtime.clock import cpu_us, sleep
 from runtime.engine import Engine
 from runtime.errors import ModuleRefused
-from runtime.instrument import asyncify, checks, decode
+from runtime.instrument import asyncify, checks, decode, exceptions
 from runtime.instrument import module as form
 from runtime.sandbox import (
+    ADAPTERS,
+    SUSPENDING,
     Exited,
     Loaded,
     Outcome,
@@ -49,7 +51,7 @@ from runtime.sandbox import (
 )
 from runtime.snapshot import decode as decode_snapshot
 from runtime.snapshot import encode, restore
-from runtime.wasi import FUNCTIONS, SUSPENDING
+from runtime.wasi import FUNCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -324,7 +326,9 @@ def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     limits = form.Limits(memory_pages=job["memory_pages"])
     _say(stage="decode")
     module = decode.decode(plain, limits)
-    checks.gate(module, adapters=frozenset(), wasi=frozenset(FUNCTIONS))
+    if "exceptions" in module.features:
+        module = decode.decode(exceptions.lower(module), limits)
+    checks.gate(module, adapters=ADAPTERS, wasi=frozenset(FUNCTIONS))
     problem = Engine().validate(plain)
     if problem:
         raise ModuleRefused("malformed", f"wasmtime: {problem}")
@@ -332,9 +336,7 @@ def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     _say(stage="checks")
     checked = checks.instrument(module, variant=job["variant"], limits=limits)
     suspending = [f"{checks.YIELD_MODULE}.{checks.YIELD_NAME}"] + [
-        f"{one.module}.{one.name}"
-        for one in module.imports
-        if one.module == checks.AGENT or one.name in SUSPENDING
+        f"{one.module}.{one.name}" for one in module.imports if (one.module, one.name) in SUSPENDING
     ]
     _say(stage="asyncify")
     begun = cpu_us()
