@@ -24,7 +24,7 @@ import orjson
 
 from gateway.call import VerdictNote
 from gateway.errors import LoopDetected
-from gateway.resilience.loops import Memory, Rule, Spending, Stretch, Verdict
+from gateway.resilience.loops import Memory, Rule, Spending, Stretch, Verdict, harder
 from gateway.units import MICRO, Mode
 from gateway.wire import content, turns
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gateway.resilience.loops import LoopRules, Sketching, Turn
     from gateway.wire.turns import Said
 
-MOST_FOLDED = 64
+MOST_FOLDED = 32
 """Turns fingerprinted where nothing is remembered; older ones count as iterations only."""
 
 MOST_WALKED = 4_096
@@ -89,7 +89,7 @@ class LoopGuard:
 
     def reset(self, session: str = "") -> int:
         """The operator's word: a session ("" means all) begins anew; how many conversations."""
-        chosen = turns.hash64(session) if session else None
+        chosen = hash(session) if session else None
         self._spendings.reset(chosen)
         return self._stretches.reset(chosen)
 
@@ -100,11 +100,11 @@ class LoopGuard:
             rules, parsed = call.snapshot.loops, call.parsed
             if rules.mode is Mode.OFF or parsed is None or call.dialect not in turns.READERS:
                 return await inner(call)
-            looking = _Looking(call, parsed, rules)
             said = turns.of(call.dialect, parsed)
             newest = next(said, None)
             if newest is None and not rules.meters:
-                return await inner(call)
+                return await inner(call)  # a person spoke last
+            looking = _Looking(call, parsed, rules)
             verdict = None
             if newest is not None:
                 verdict = self._repeated(looking, newest, said)
@@ -226,8 +226,8 @@ class _Looking:
         self.parsed = parsed
         self.rules = rules
         name = principal.session or call.session
-        self.session = turns.hash64(name) if name else 0
-        self._scope = f"{principal.id}\0{name}"
+        self.session = hash(name) if name else 0
+        self._scope = hash((principal.id, name))
         self._opening: str | None = None
         self.length = turns.length(call.dialect, parsed)
         patterns = rules.polling_tools
@@ -251,7 +251,7 @@ class _Looking:
 
     def key_of_amounts(self) -> int:
         """Whose tokens add up: the session's, else those of runs with the same first message."""
-        return turns.hash64(self._scope if self.session else f"{self._scope}\0{self.opening()}")
+        return self._scope if self.session else hash((self._scope, self.opening()))
 
     def repeating(self, newest: Said, verdict: Verdict) -> turns.ToolCall | None:
         """The call that a verdict is about."""
@@ -259,13 +259,6 @@ class _Looking:
             return None
         counted = [one for one in newest.calls if not self.exempt(one.name)]
         return counted[verdict.call]
-
-
-def harder(one: Verdict | None, other: Verdict | None) -> Verdict | None:
-    """The verdict that refuses, else the first that says anything."""
-    if one is None or (other is not None and other.refuse and not one.refuse):
-        return other
-    return one
 
 
 async def metered(call: Call, spending: Spending, inner: Service) -> Reply:

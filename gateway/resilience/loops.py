@@ -28,13 +28,13 @@ MAX_REMEMBERED = 50_000
 IDLE: Micros = 30 * MINUTE
 """A conversation without a call for so long is forgotten."""
 
-KEPT_CALLS = 32
+KEPT_CALLS = 24
 """Distinct calls, and distinct masked ones, counted per stretch; the oldest make room."""
 
-SKETCH = 80
+SKETCH = 64
 """Hashes kept of a turn's shingles: exact up to so many, an estimate within 5 % or so beyond."""
 
-SIZES_PPM = 700_000
+SIZES_PPM = 800_000
 """Turns whose sizes differ by more cannot be alike; sketches are not even made."""
 
 WARN_PPM = 800_000
@@ -112,9 +112,9 @@ Sketch: TypeAlias = tuple[bytes, bytes]
 Sketching: TypeAlias = Callable[[], Sketch]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Turn:
-    """One turn in hashes.
+    """One turn in hashes. Never changed; not frozen, because that would double its cost.
 
     Attributes:
         calls: (exact, masked) of each call that may not repeat. `exact` is the tool's name with
@@ -144,8 +144,8 @@ class Stretch:
     """
 
     __slots__ = (
-        "_alike", "_alternating", "_before", "_exact", "_kind", "_last", "_masked", "_size",
-        "_sketch", "iterations", "length", "session", "touched",
+        "_alike", "_alternating", "_before", "_exact", "_kind", "_last", "_masked", "_same",
+        "_size", "_sketch", "iterations", "length", "session", "touched",
     )  # fmt: skip
 
     def __init__(self, *, session: int = 0) -> None:
@@ -158,11 +158,11 @@ class Stretch:
     def clear(self) -> None:
         """Nothing was repeated so far: the operator's reset."""
         self.iterations = 0
-        self._exact = b""
-        self._masked = b""
+        self._exact = Counts()
+        self._masked = Counts()
         self._last = self._before = 0
         self._alternating = 0
-        self._kind = self._size = self._alike = 0
+        self._kind = self._size = self._same = self._alike = 0
         self._sketch: Sketch | None = None
 
     def fold(self, turn: Turn, *, previous: Sketching | None = None, rules: LoopRules) -> None:
@@ -176,15 +176,20 @@ class Stretch:
         self.iterations += 1
         if turn.exempt:
             return
-        if turn.calls:
-            self._exact = _counted(self._exact, [exact for exact, _ in turn.calls])
-            self._masked = _counted(self._masked, [masked for _, masked in turn.calls if masked])
+        for exact, masked in turn.calls:
+            self._exact.add(exact)
+            if masked:
+                self._masked.add(masked)
         self._alternate(turn)
         self._compare(turn, previous, rules.alike_ppm)
 
     def _alternate(self, turn: Turn) -> None:
         """`_alternating`: how many of the last turns were A, B, A, B."""
-        whole = hash(tuple(sorted(exact for exact, _ in turn.calls))) if turn.calls else 0
+        calls = turn.calls
+        if len(calls) == 1:
+            whole = calls[0][0]
+        else:
+            whole = hash(tuple(sorted([exact for exact, _ in calls]))) if calls else 0
         if not whole:
             self._alternating = 0
         elif whole == self._last:
@@ -197,79 +202,107 @@ class Stretch:
 
     def _compare(self, turn: Turn, previous: Sketching | None, alike_ppm: int) -> None:
         """`_alike`: how many of the last turns were each like the one before."""
-        small, large = sorted((turn.size, self._size))
-        similar = turn.kind == self._kind and small * MICRO >= large * SIZES_PPM and small > 0
+        size, last = turn.size, self._size
         sketch: Sketch | None = None
         alike = False
-        if similar:
+        # The very same calls with the very same results need no sketch.
+        same = hash(turn.calls) if turn.calls and all(like for _, like in turn.calls) else 0
+        if same and same == self._same:
+            sketch, alike = self._sketch, True
+        elif turn.kind == self._kind and min(size, last) * MICRO > max(size, last) * SIZES_PPM:
             sketch = turn.sketch()
             before = self._sketch or (previous() if previous is not None else None)
-            alike = before is not None and resemblance(before, sketch) >= alike_ppm
+            alike = before is not None and are_alike(before, sketch, alike_ppm)
         self._alike = self._alike + 1 if alike else 1
-        self._kind, self._size, self._sketch = turn.kind, turn.size, sketch
+        self._kind, self._size, self._sketch, self._same = turn.kind, size, sketch, same
 
     def judge(self, newest: Turn, rules: LoopRules) -> Verdict | None:
         """What the rules say now that `newest` is the last turn; the hardest word wins."""
         found: Verdict | None = None
-        for verdict in self._verdicts(newest, rules):
-            if verdict.refuse:
-                return verdict
-            found = found or verdict
-        return found
-
-    def _verdicts(self, newest: Turn, rules: LoopRules) -> Iterator[Verdict]:
+        for at, (exact, masked) in enumerate(newest.calls):
+            found = harder(found, repeated(Rule.SAME_CALL, self._exact[exact], rules.same_call, at))
+            if masked:
+                seen = self._masked[masked]
+                found = harder(found, repeated(Rule.SAME_MASKED, seen, rules.same_masked, at))
         if newest.calls:
-            exact, masked = _counts(self._exact), _counts(self._masked)
-            for at, (same, like) in enumerate(newest.calls):
-                yield from _repeated(Rule.SAME_CALL, exact.get(same, 0), rules.same_call, at)
-                yield from _repeated(Rule.SAME_MASKED, masked.get(like, 0), rules.same_masked, at)
-            yield from _repeated(Rule.PING_PONG, self._alternating // 2, rules.ping_pong, 0)
+            rounds = self._alternating // 2
+            found = harder(found, repeated(Rule.PING_PONG, rounds, rules.ping_pong, 0))
         if not newest.exempt:
             at = 0 if newest.calls else -1
-            yield from _repeated(Rule.ALIKE_TURNS, self._alike, rules.alike_turns, at)
+            found = harder(found, repeated(Rule.ALIKE_TURNS, self._alike, rules.alike_turns, at))
         calls, most = self.iterations + 1, rules.max_iterations
         if most and calls * MICRO >= most * WARN_PPM:
-            yield Verdict(Rule.MAX_ITERATIONS, calls > most, calls, most)
+            found = harder(found, Verdict(Rule.MAX_ITERATIONS, calls > most, calls, most))
+        return found
 
 
-def _repeated(rule: Rule, count: int, limit: int, call: int) -> Iterator[Verdict]:
-    if count >= limit:
-        yield Verdict(rule, True, count, limit, call)  # noqa: FBT003 - the field's name is plain
-    elif count >= max(2, limit - 1):
-        yield Verdict(rule, False, count, limit, call)  # noqa: FBT003
+def repeated(rule: Rule, count: int, limit: int, call: int) -> Verdict | None:
+    """The verdict on so many repetitions: the limit is refused, the one before is warned of."""
+    if count < 2 or count < limit - 1:
+        return None
+    return Verdict(rule, count >= limit, count, limit, call)
 
 
-_COUNT = struct.Struct("<QH")
+def harder(one: Verdict | None, other: Verdict | None) -> Verdict | None:
+    """The verdict that refuses, else the first that says anything."""
+    if one is None or (other is not None and other.refuse and not one.refuse):
+        return other
+    return one
+
+
+_KEY = struct.Struct("<Q")
 MOST_COUNTED = 65_535
 
 
-def _counts(packed: bytes) -> dict[int, int]:
-    return dict(_COUNT.iter_unpack(packed))
+class Counts:
+    """How often each fingerprint was seen, for the `KEPT_CALLS` seen last; ten bytes for each."""
+
+    __slots__ = ("_counts", "_keys")
+
+    def __init__(self) -> None:
+        self._keys = bytearray()
+        self._counts = bytearray()
+
+    def __getitem__(self, one: int) -> int:
+        """How often it was seen; 0 if never, or not lately."""
+        at = self._find(_KEY.pack(one))
+        return 0 if at < 0 else int.from_bytes(self._counts[at * 2 : at * 2 + 2], "little")
+
+    def add(self, one: int) -> None:
+        """Seen once more; it is the last one now."""
+        key, count = _KEY.pack(one), 1
+        at = self._find(key)
+        if at >= 0:
+            count += self[one]
+        elif len(self._keys) == KEPT_CALLS * 8:
+            at = 0
+        if at >= 0:
+            del self._keys[at * 8 : at * 8 + 8]
+            del self._counts[at * 2 : at * 2 + 2]
+        self._keys += key
+        self._counts += min(MOST_COUNTED, count).to_bytes(2, "little")
+
+    def _find(self, key: bytes) -> int:
+        at = self._keys.find(key)
+        while at % 8 and at > 0:  # across two keys by chance
+            at = self._keys.find(key, at + 1)
+        return at // 8 if at >= 0 else -1
 
 
-def _counted(packed: bytes, seen: list[int]) -> bytes:
-    """The counts with these seen once more; the ones touched last stand last and stay."""
-    counts = _counts(packed)
-    for one in seen:
-        counts[one] = min(MOST_COUNTED, counts.pop(one, 0) + 1)
-    kept = list(counts.items())[-KEPT_CALLS:]
-    return b"".join([_COUNT.pack(one, count) for one, count in kept])
-
-
-def sketch_of(hashes: set[int]) -> bytes:
+def sketch_of(hashes: list[int]) -> bytes:
     """The `SKETCH` smallest of these 32-bit hashes: a sample that is the same for equal sets."""
     smallest = sorted(hashes)[:SKETCH]
     return struct.pack(f"<{len(smallest)}I", *smallest)
 
 
-def resemblance(one: Sketch, other: Sketch) -> int:
-    """How alike two turns are, in millionths: the lesser of what was said and what came back.
+def are_alike(one: Sketch, other: Sketch, alike_ppm: int) -> bool:
+    """Whether two turns are alike both in what was said and in what came back.
 
-    Paging says nearly the same each time and gets something else, so both must be alike.
+    Paging says nearly the same each time and gets something else: no loop.
 
     Source: Broder 1997, bottom-k sketches of the Jaccard index.
     """
-    return min(_jaccard(one[0], other[0]), _jaccard(one[1], other[1]))
+    return all(_jaccard(ours, its) >= alike_ppm for ours, its in zip(one, other, strict=True))
 
 
 def _jaccard(one: bytes, other: bytes) -> int:
@@ -279,7 +312,7 @@ def _jaccard(one: bytes, other: bytes) -> int:
     theirs = set(struct.unpack(f"<{len(other) // 4}I", other))
     union = sorted(ours | theirs)[:SKETCH]
     shared = ours & theirs
-    return sum(one in shared for one in union) * MICRO // len(union)
+    return len(shared.intersection(union)) * MICRO // len(union)
 
 
 # --- what a task uses -----------------------------------------------------------------------------

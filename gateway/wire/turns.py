@@ -7,7 +7,8 @@ lazy: whoever knows the conversation stops after a turn or two.
 
 Fingerprints ignore what does not change the meaning: the order of keys, white space, escapes; and
 masked ones numbers, dates and ids too. Odd shapes never raise: what cannot be read as a turn is
-left out, what cannot be parsed counts as the text it is.
+left out, what cannot be parsed counts as the text it is. Objects are dictionaries, as decoders make
+them: asking for the abstract `Mapping` costs ten times as much, per message.
 """
 
 from __future__ import annotations
@@ -29,17 +30,14 @@ Canonical: TypeAlias = Callable[[object], str]
 """Arguments (JSON text or values) to JSON with sorted keys and no optional white space; text that
 is no JSON stays as it is. A parameter, because this room parses no JSON."""
 
-MAX_RESULT = 32_768
-"""Characters of a tool's result that are hashed: its first and its last half."""
+MAX_RESULT = 8_192
+"""Characters of a tool's result that are hashed: its length, its beginning and its end."""
 
 MAX_MASKED = 4_096
 """Characters of arguments that are masked: their first and their last half."""
 
-MAX_SAMPLE = 1_500
-"""Characters of each part of a turn that are cut into shingles."""
-
-MAX_WORDS = 192
-"""Words of each half of a turn that are cut into shingles."""
+MAX_SAMPLE = 360
+"""Characters of each half of a turn that are cut into shingles: beginning, middle and end."""
 
 WEAK_ID = 10
 """Shorter ids of calls (`call_0`) name a place in a conversation, not a call."""
@@ -86,7 +84,7 @@ def opening(dialect: Dialect, body: Body) -> str:
     if isinstance(asked, str):
         return asked[:MAX_OPENING]
     for message in _listed(asked)[:32]:
-        if isinstance(message, Mapping) and message.get("role") == "user":
+        if isinstance(message, dict) and message.get("role") == "user":
             words = [text for text in _texts(message.get("content")) if _spoken(text)]
             return " ".join(words)[:MAX_OPENING]
     return ""
@@ -96,12 +94,12 @@ def answered(dialect: Dialect, body: Body) -> bool:
     """Whether the model has spoken before: the conversation goes on, it does not begin."""
     if dialect is Dialect.RESPONSES:
         return bool(body.get("previous_response_id")) or any(
-            isinstance(item, Mapping)
+            isinstance(item, dict)
             and (item.get("role") == "assistant" or _text(item.get("type")).endswith("_call"))
             for item in _listed(body.get("input"))
         )
     return any(
-        isinstance(message, Mapping) and message.get("role") == "assistant"
+        isinstance(message, dict) and message.get("role") == "assistant"
         for message in _listed(body.get("messages"))
     )
 
@@ -111,7 +109,7 @@ def _chat(body: Body) -> Iterator[Said]:
     results: dict[str, object] = {}
     for at in range(len(messages) - 1, -1, -1):
         message = messages[at]
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             continue
         role = message.get("role")
         if role == "user":
@@ -129,12 +127,12 @@ def _chat(body: Body) -> Iterator[Said]:
 
 def _chat_calls(message: Body, results: Mapping[str, object]) -> Iterator[ToolCall]:
     for call in _listed(message.get("tool_calls")):
-        if not isinstance(call, Mapping):
+        if not isinstance(call, dict):
             continue
         inner = call.get("function")
-        if not isinstance(inner, Mapping):
+        if not isinstance(inner, dict):
             inner = call.get("custom")
-        if isinstance(inner, Mapping):
+        if isinstance(inner, dict):
             arguments = inner.get("arguments")
             yield ToolCall(
                 id=_text(call.get("id")),
@@ -143,7 +141,7 @@ def _chat_calls(message: Body, results: Mapping[str, object]) -> Iterator[ToolCa
                 result=results.get(_text(call.get("id"))),
             )
     legacy = message.get("function_call")
-    if isinstance(legacy, Mapping):
+    if isinstance(legacy, dict):
         name = _text(legacy.get("name"))
         yield ToolCall(
             id="", name=name, arguments=legacy.get("arguments"), result=results.get(name)
@@ -155,7 +153,7 @@ def _messages(body: Body) -> Iterator[Said]:
     results: dict[str, object] = {}
     for at in range(len(messages) - 1, -1, -1):
         message = messages[at]
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             continue
         blocks = message.get("content")
         if message.get("role") == "user":
@@ -173,7 +171,7 @@ def _messages(body: Body) -> Iterator[Said]:
                     result=results.get(_text(block.get("id"))),
                 )
                 for block in _listed(blocks)
-                if isinstance(block, Mapping) and _text(block.get("type")).endswith("tool_use")
+                if isinstance(block, dict) and _text(block.get("type")).endswith("tool_use")
             )
             results = {}
             if calls or at < len(messages) - 1:
@@ -182,7 +180,7 @@ def _messages(body: Body) -> Iterator[Said]:
 
 def _results(blocks: object) -> Iterator[tuple[str, object]]:
     for block in _listed(blocks):
-        if isinstance(block, Mapping) and _text(block.get("type")).endswith("tool_result"):
+        if isinstance(block, dict) and _text(block.get("type")).endswith("tool_result"):
             yield _text(block.get("tool_use_id")), block.get("content")
 
 
@@ -193,7 +191,7 @@ def _responses(body: Body) -> Iterator[Said]:
     words: list[str] = []
     for at in range(len(items) - 1, -1, -1):
         item = items[at]
-        if not isinstance(item, Mapping):
+        if not isinstance(item, dict):
             continue
         kind = _text(item.get("type"))
         if kind.endswith("_call_output"):
@@ -246,7 +244,7 @@ def _human(blocks: object, *, beside_results: bool) -> bool:
         if isinstance(block, str):
             if _spoken(block):
                 return True
-        elif isinstance(block, Mapping):
+        elif isinstance(block, dict):
             text = block.get("text")
             if isinstance(text, str):
                 if _spoken(text):
@@ -270,7 +268,7 @@ def _texts(blocks: object) -> list[str]:
         return [blocks]
     found = []
     for block in _listed(blocks):
-        text = block.get("text") if isinstance(block, Mapping) else block
+        text = block.get("text") if isinstance(block, dict) else block
         if isinstance(text, str):
             found.append(text)
     return found
@@ -286,15 +284,6 @@ def _listed(value: object) -> list[Any]:
 
 # --- fingerprints ---------------------------------------------------------------------------------
 
-_MASKED = re.compile(
-    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}"
-    r"|\b(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec"
-    r"|january|february|march|april|august|september|october|november|december"
-    r"|mon|tues?|wed|thurs?|fri|sat|sun|monday|tuesday|wednesday|thursday|friday|saturday|sunday"
-    r"|am|pm)\b|\d+",
-    re.IGNORECASE,
-)
-
 
 def hash64(text: str) -> int:
     """A stable hash of 64 bits, so that gateways of a fleet agree; never 0."""
@@ -305,22 +294,71 @@ def hash64(text: str) -> int:
 def folded(canonical: str) -> str:
     """Canonical JSON with every run of white space in its strings as one space, none at their ends.
 
-    Escaped line ends and tabs count as white space.
+    Escaped line ends, tabs and control characters count as white space.
     """
-    if "\\" in canonical:
-        canonical = _ESCAPED_SPACE.sub(" ", canonical)
-    text = " ".join(canonical.split())
+    text = canonical
+    if "\\" in text:
+        for escape in ("\\n", "\\t", "\\r", "\\f"):
+            text = text.replace(escape, " ")
+        if "\\u00" in text:
+            text = _CONTROL.sub(" ", text)
+    # Looking for what is rare costs a tenth of splitting. Other white space stands in plain text.
+    if "  " in text or "\n" in text or "\t" in text or not text.isascii():
+        text = " ".join(text.split())
     if '" ' in text:
         text = text.replace('" ', '"')
-    return text.replace(' "', '"') if ' "' in text else text
+    return (text.replace(' "', '"') if ' "' in text else text).strip()
 
 
-_ESCAPED_SPACE = re.compile(r"\\[nrtf]")
+_CONTROL = re.compile(r"\\u00[01][0-9a-f]")
+
+
+_DIGITS = bytes(ord("#") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_HEX = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{16,}")
+_NAMES = (
+    "january|february|march|april|may|june|july|august|september|october|november|december"
+    "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
+    "|monday|tuesday|wednesday|thursday|friday|saturday|sunday"
+    "|mon|tues?|wed|thurs?|fri|sat|sun|am|pm|st|nd|rd|th"
+)
+_HEAD = re.compile(rf"(?:[ ,./-]*(?:{_NAMES})(?![^\W_]))+[ ,./-]*", re.IGNORECASE)
+_TAIL = re.compile(rf"(?:(?<![^\W_])(?:{_NAMES})[ ,./-]*)+$", re.IGNORECASE)
+
+MOST_PIECES = 64
+"""Runs of digits beside which names of months and days are looked for."""
 
 
 def masked(text: str) -> str:
-    """The text with numbers, dates, times and long hexadecimal ids made equal."""
-    return _MASKED.sub("#", _sampled(text, MAX_MASKED))
+    """The text with numbers, dates, times and long hexadecimal ids made equal.
+
+    Every run of digits, with its signs, becomes one mark; names of months and days count as digits
+    where they stand beside some.
+    """
+    text = _sampled(text, MAX_MASKED)
+    data = text.encode("utf-8", "surrogatepass")
+    marked = data.translate(_DIGITS)
+    if marked == data:  # most arguments hold no digit: nothing else is searched for
+        return text
+    marked = _HEX.sub("#", text).encode("utf-8", "surrogatepass").translate(_DIGITS)
+    text = marked.decode("utf-8", "surrogatepass")
+    pieces = text.split("#")
+    if len(pieces) <= MOST_PIECES:
+        last = len(pieces) - 1
+        pieces = [
+            _undated(piece, after=at > 0, before=at < last)
+            for at, piece in enumerate(pieces)
+            if piece
+        ]
+    return "#".join([piece for piece in pieces if piece])
+
+
+def _undated(piece: str, *, after: bool, before: bool) -> str:
+    """What stands after or before a run of digits, without names of months and days beside it."""
+    if after and (found := _HEAD.match(piece)):
+        piece = piece[found.end() :]
+    if before and (found := _TAIL.search(piece, max(0, len(piece) - 32))):
+        piece = piece[: found.start()]
+    return piece
 
 
 def result_text(result: object) -> str:
@@ -330,7 +368,7 @@ def result_text(result: object) -> str:
     elif isinstance(result, list) and result:
         text = "\n".join(
             block["text"]
-            if isinstance(block, Mapping) and isinstance(block.get("text"), str)
+            if isinstance(block, dict) and isinstance(block.get("text"), str)
             else content.render(block)
             for block in result
         )
@@ -344,6 +382,10 @@ def _sampled(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{len(text)}:{text[: most // 2]}{text[-(most // 2) :]}"
+
+
+_ODD = 0x9E37_79B9_7F4A_7C15
+_WHOLE = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def turn_of(said: Said, canonical: Canonical, exempt: Callable[[str], bool]) -> loops.Turn:
@@ -367,33 +409,38 @@ def turn_of(said: Said, canonical: Canonical, exempt: Callable[[str], bool]) -> 
         if exempt(call.name):
             polling += 1
             continue
-        like = 0
+        exact, like = hash64(f"{call.name}\0{arguments}"), 0
         if call.result is not None:
-            like = hash64(f"{call.name}\0{masked(arguments)}\0{result}")
-        prints.append((hash64(f"{call.name}\0{arguments}"), like))
+            plain = masked(arguments)
+            like = exact if plain is arguments else hash64(f"{call.name}\0{plain}")
+            like = (like ^ hash64(result) * _ODD) & _WHOLE
+        prints.append((exact, like))
     return loops.Turn(
         calls=tuple(prints),
-        kind=hash64("\0".join([call.name for call in said.calls])) if said.calls else 0,
+        kind=hash(tuple([call.name for call in said.calls])),
         size=sum(map(len, words)) + sum(map(len, returned)),
         exempt=bool(polling) and not prints,
         sketch=lambda: (_shingles(words), _shingles(returned)),
     )
 
 
-_WORD = re.compile(r"\w+")
-
-
 def _shingles(texts: list[str]) -> bytes:
-    """The pairs of neighboring words, hashed; a single word is its own pair."""
-    words = _WORD.findall(" ".join([_sampled(text, MAX_SAMPLE) for text in texts]))
-    if len(words) > MAX_WORDS:
-        words = words[: MAX_WORDS // 2] + words[-(MAX_WORDS // 2) :]
+    """The pairs of neighboring words in three samples, hashed; a single word is its own pair.
+
+    So few words are taken that hardly any is dropped by `loops.sketch_of`: what is compared then
+    does not depend on Python's seed of hashes, and sketches never leave the process.
+    """
+    text = " ".join(texts)
+    if len(text) > MAX_SAMPLE:
+        third, middle = MAX_SAMPLE // 3, len(text) // 2
+        text = f"{text[:third]} {text[middle - third // 2 : middle + third // 2]} {text[-third:]}"
+    words = text.replace('"', " ").replace(",", " ").replace(":", " ").split()
     pairs = set(zip(words, words[1:] or words, strict=False))
-    return loops.sketch_of({hash64(f"{one} {two}") & 0xFFFF_FFFF for one, two in pairs})
+    return loops.sketch_of([hash(pair) & 0xFFFF_FFFF for pair in pairs])
 
 
-def mark(said: Said, scope: str, first: Callable[[], str]) -> int:
-    """The name under which a conversation is remembered after this turn; 0 where it has none.
+def mark(said: Said, scope: int, first: Callable[[], str]) -> int:
+    """The name under which a process remembers a conversation after this turn; 0: it has none.
 
     Args:
         said: The turn.
@@ -401,10 +448,13 @@ def mark(said: Said, scope: str, first: Callable[[], str]) -> int:
         first: The opening of the conversation, asked where ids do not name their call by
             themselves.
     """
-    if not said.calls:
+    calls = said.calls
+    if len(calls) == 1 and len(calls[0].id) >= WEAK_ID:
+        return hash((scope, calls[0].id)) or 1
+    if not calls:
         # Short words ("Done.") would join conversations that have nothing to do with each other.
-        return hash64(f"{scope}\0{said.text}") if len(said.text) >= 64 else 0
-    ids = "\0".join([call.id for call in said.calls])
-    if min([len(call.id) for call in said.calls]) >= WEAK_ID:
-        return hash64(f"{scope}\0{ids}")
-    return hash64(f"{scope}\0{ids}\0{said.calls[0].name}\0{first()}")
+        return (hash((scope, said.text)) or 1) if len(said.text) >= 64 else 0
+    ids = tuple([call.id for call in calls])
+    if min(map(len, ids)) >= WEAK_ID:
+        return hash((scope, ids)) or 1
+    return hash((scope, ids, calls[0].name, first())) or 1
