@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -250,10 +250,16 @@ class Metrics:
             "log_dropped", "Log lines dropped because the reader was slow", "", few
         )
         self._timers = self._gauge("timers_armed", "Timers of the loop that are ours")
+        self._declare_holds(few)
         self._build = self._gauge("build_info", "1 for the running version", "version", 1, 0)
         self._build(version or "unknown").set(1)
 
     # --- declaring
+
+    def _declare_holds(self, few: int) -> None:
+        self._holds = self._counter("holds", "What became of held calls", "event", few, 0)
+        self._holds_waiting = self._gauge("holds_waiting", "Calls held now", "tier", 3)
+        self._webhooks = self._counter("webhooks", "Deliveries by outcome", "outcome", few, 0)
 
     def _note(self, name: str, kind: str, labels: str) -> tuple[str, tuple[str, ...]]:
         full, names = f"tidegate_{name}", tuple(labels.split())
@@ -441,6 +447,21 @@ class Metrics:
         """A breaker is now closed, open or half_open."""
         self._breaker_changes(state).inc()
         self._breaker_open(scope).set({"open": 1.0, "half_open": 0.5}.get(state, 0.0))
+
+    # --- held calls
+
+    def held(self, event: str) -> None:
+        """A call was held, went back, or came to its end."""
+        self._holds(event).inc()
+
+    def holds_waiting(self, tiers: Mapping[int, int]) -> None:
+        """Calls held now, by tier."""
+        for tier, count in tiers.items():
+            self._holds_waiting(str(tier)).set(count)
+
+    def webhook(self, outcome: str) -> None:
+        """A delivery was made, put off, or given up."""
+        self._webhooks(outcome).inc()
 
     # --- the process
 

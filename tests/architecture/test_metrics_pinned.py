@@ -26,6 +26,8 @@ PINNED = {
     "tidegate_cost_microusd_total": ("counter", ("model",)),
     "tidegate_downgrades_total": ("counter", ("reason",)),
     "tidegate_first_byte_seconds": ("histogram", ("provider",)),
+    "tidegate_holds_total": ("counter", ("event",)),
+    "tidegate_holds_waiting": ("gauge", ("tier",)),
     "tidegate_in_flight": ("gauge", ()),
     "tidegate_input_estimated_total": ("counter", ("reason",)),
     "tidegate_keepalives_total": ("counter", ("dialect",)),
@@ -49,6 +51,7 @@ PINNED = {
     "tidegate_upstream_connections": ("gauge", ()),
     "tidegate_usage_estimated_total": ("counter", ("model",)),
     "tidegate_waiting": ("gauge", ("pool", "tier")),
+    "tidegate_webhooks_total": ("counter", ("outcome",)),
 }
 
 

@@ -12,12 +12,15 @@ import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from gateway.call import Call, ClientKind, Dialect, Family, HeldCall, Remembered
 from gateway.errors import MalformedCall
+from gateway.layers.hold import PATH
 from gateway.units import MICRO, Micros
 from gateway.wire.codec import CODECS
 from gateway.wire.headers import CALLERS, HOP_BY_HOP, named_by_connection
-from scheduler.api import Held, Message, NewHold
+from scheduler.api import FINAL, Held, Message, NewHold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +36,9 @@ UNKEPT = (CALLERS | HOP_BY_HOP | frozenset((b"tidegate-webhook",))) - frozenset(
 """Read or meant for this connection only; `baggage` names the workflow and is kept."""
 
 MOST_SECONDS = 10**9
+
+PUSHED_BODY = 256 * 1024
+"""Bytes of a reply that travel inside a webhook; longer ones are fetched."""
 
 
 def keepable(headers: HeaderList) -> HeaderList:
@@ -146,3 +152,49 @@ def call_of(
     )
     call.doubtful = False
     return call
+
+
+# --- a row as its owner sees it -------------------------------------------------------------------
+
+
+def shown(held: Held) -> dict[str, Any]:
+    """A hold as its owner sees it. No header, no body, no name of a credential."""
+    value: dict[str, Any] = {
+        "id": held.id,
+        "object": "tidegate.hold",
+        "state": held.state.value,
+        "model": held.model,
+        "tier": held.tier,
+        "created_at": held.received // MICRO,
+        "expires_at": held.deadline // MICRO,
+        "location": f"{PATH}{held.id}",
+        "reason": held.reason,
+        "because": held.because,
+        "attempts": held.attempt,
+        "streams": held.streams,
+    }
+    if held.state in FINAL:
+        value["finished_at"] = held.finished // MICRO
+        value["status"] = held.status
+        if held.code:
+            value["code"] = held.code
+            value["message"] = held.message
+    if held.webhook:
+        value["webhook"] = held.push_state or "waiting"
+    return value
+
+
+def reply_value(reply: Message) -> dict[str, Any]:
+    """A reply inside JSON: its body as JSON where it is, else as text; long ones are left out."""
+    value: dict[str, Any] = {"status": reply.status, "content_type": "", "body": None}
+    for name, text in reply.headers:
+        if name == b"content-type":
+            value["content_type"] = text.decode("latin-1")
+    if len(reply.body) > PUSHED_BODY:
+        value["omitted_bytes"] = len(reply.body)
+        return value
+    try:
+        value["body"] = orjson.loads(reply.body)
+    except orjson.JSONDecodeError:
+        value["body"] = reply.body.decode("utf-8", "replace")
+    return value

@@ -1,0 +1,1 @@
+"""Held calls between the pipeline and the store: rows, their execution, followers and pushes."""
