@@ -183,6 +183,7 @@ class Call:
         rungs_left (downgrade): rungs not yet tried, so that inner layers know whether to wait.
         queue_us, reserved, tags, meters (admit): micros waited in all, tokens reserved, places held
             and our meter at the grant, by pool.
+        place_key (admit): names a kept place; "" until one is asked for.
         sent (dispatch): the first request byte was handed to the transport in this attempt.
         usage_injected (dispatch): `stream_options.include_usage` was added in the client's stead.
         upstream_us (dispatch): micros spent waiting for upstream heads, all attempts together.
@@ -197,7 +198,7 @@ class Call:
     __slots__ = (
         "attempt", "body", "client", "coding", "credential", "deadline", "deployment", "dialect",
         "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id",
-        "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer",
+        "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer", "place_key",
         "principal", "queue_us", "received", "reserved", "rungs_left", "sent", "session",
         "snapshot", "tags", "target", "tier", "upload", "upstream_status", "upstream_us",
         "usage", "usage_injected",
@@ -245,6 +246,7 @@ class Call:
         self.rungs_left = 0
         self.queue_us: Micros = 0
         self.reserved: Tokens = 0
+        self.place_key = ""
         self.tags: dict[str, int] | None = None
         self.meters: dict[str, tuple[int, ...]] | None = None
         self.sent = False

@@ -110,19 +110,16 @@ class OwnLimits:
             return []
         out: list[OwnLimit] = []
         for spec in principal.pools:
-            view = self._store.view(spec.name)
-            if view is None:
-                continue
-            for rule, state in zip(spec.dimensions, view.dimensions, strict=False):
-                if rule.name not in SHOWN or rule.calendar or not state.limit:
+            for rule, used in self._store.standing(spec.name):
+                limit = rule.limit
+                if rule.name not in SHOWN or rule.calendar or not limit:
                     continue
-                left = max(0, state.limit - state.used)
                 out.append(
                     OwnLimit(
                         name=rule.name,
-                        limit=state.limit // MICRO,
-                        remaining=left // MICRO,
-                        reset=state.used * rule.window // state.limit,
+                        limit=limit // MICRO,
+                        remaining=max(0, limit - used) // MICRO,
+                        reset=used * rule.window // limit,
                     )
                 )
         return out

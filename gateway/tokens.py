@@ -45,6 +45,12 @@ INLINE = 12_000
 DIRECT = 128
 """Shorter texts are counted each time: cheaper than the cache's memory."""
 
+SMALL = 2_048
+"""Characters of short texts that a prompt counts on the spot, one by one."""
+
+ROLES = frozenset({"user", "assistant", "system", "developer", "tool"})
+"""Words of nearly every message: their counts are kept."""
+
 SLICE = 64 * 1024
 """Characters given to tiktoken at once."""
 
@@ -402,6 +408,7 @@ class Counter:
         self._encoders: dict[str, Encoder | Missing] = {}
         self._loading: dict[str, Future[Encoder | Missing]] = {}
         self._counts = _Counts()
+        self._words: dict[tuple[str, str], Tokens] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._jobs: set[_Job] = set()
 
@@ -463,8 +470,11 @@ class Counter:
         total = 0
         new: list[_Text] = []
         size = 0
+        direct = SMALL
         may_hash = HASH_INLINE
         find = self._counts.get
+        encoder = self._encoders.get(encoding)
+        ready = encoder if encoder is not None and not isinstance(encoder, Missing) else None
         for part in parts:
             if part.kind is not PartKind.TEXT:
                 total += media(part, family)
@@ -472,6 +482,12 @@ class Counter:
             text = part.text
             length = len(text)
             if length < DIRECT:
+                if ready is not None and length <= direct:
+                    direct -= length
+                    known = self._short(ready, encoding, text)
+                    if known is not None:
+                        total += known
+                        continue
                 key = None
             elif length > may_hash:
                 key = (tenant, encoding, b"")
@@ -486,6 +502,19 @@ class Counter:
                 new.append(_Text(text, key))
                 size += length
         return self._rest(encoding, total, new, size) if new else Counted(total)
+
+    def _short(self, encoder: Encoder, encoding: str, text: str) -> Tokens | None:
+        """Tokens of a short text, counted on the spot; None where the encoder fails."""
+        word = (encoding, text) if text in ROLES else None
+        count = self._words.get(word) if word is not None else None
+        if count is None:
+            try:
+                count = len(encoder.encode_ordinary(text))
+            except FAULTS:
+                return None
+            if word is not None:
+                self._words[word] = count
+        return count
 
     async def local_count(
         self,

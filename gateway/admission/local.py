@@ -26,7 +26,7 @@ from gateway.admission.values import LANES
 from gateway.units import MICRO, MINUTE, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from gateway.admission.core import Ask, Dimension, Outcome, PoolSpec, Reply, Verdict
     from gateway.clock import Clock, Timer
@@ -216,6 +216,15 @@ class LocalStore:
         core = held.core
         core.advance(self._clock.now())
         return _view(core)
+
+    def standing(self, pool: str) -> Sequence[tuple[Dimension, int]]:
+        """Each dimension of a pool with what of it is used now; see `PoolStore`."""
+        held = self._pools.get(pool)
+        if held is None:
+            return ()
+        core = held.core
+        core.advance(self._clock.now())
+        return list(zip(core.spec.dimensions, core.meter.read(), strict=True))
 
     def pools(self) -> tuple[str, ...]:
         """Names of all pools alive."""

@@ -473,13 +473,11 @@ def settle(
         )
     if usage is None:
         return None
-    actual = tuple(
-        cost if units is None else max(0, units) * MICRO
-        for cost, units in (
-            (cost, _actual(accounting, usage, dimension.name))
-            for dimension, cost in zip(spec.dimensions, reserved, strict=True)
-        )
-    )
+    vector = []
+    for dimension, cost in zip(spec.dimensions, reserved, strict=True):
+        units = _actual(accounting, usage, dimension.name)
+        vector.append(cost if units is None else max(0, units) * MICRO)
+    actual = tuple(vector)
     return None if actual == reserved else actual
 
 

@@ -15,8 +15,9 @@ from gateway.units import valueclass
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from collections.abc import Sequence
 
-    from gateway.admission.core import Ask, PoolSpec, Verdict
+    from gateway.admission.core import Ask, Dimension, PoolSpec, Verdict
     from gateway.units import Micros
 
 __all__ = ["DimensionView", "LaneView", "Outcome", "PoolStore", "PoolView"]
@@ -119,6 +120,10 @@ class PoolStore(Protocol):
 
     def view(self, pool: str) -> PoolView | None:
         """A look at one pool, or None if it has never been used."""
+        ...
+
+    def standing(self, pool: str) -> Sequence[tuple[Dimension, int]]:
+        """Each dimension of a pool with what of it is used now; nothing for a pool never used."""
         ...
 
     def pools(self) -> tuple[str, ...]:

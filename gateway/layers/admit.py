@@ -48,7 +48,9 @@ class Admission:
         producing: Output tokens expected of the calls in flight, by provider pool.
     """
 
-    __slots__ = ("clock", "on_shed", "on_wait", "producing", "store", "tickets")
+    __slots__ = (
+        "_held", "_renewing", "clock", "on_shed", "on_wait", "producing", "store", "tickets",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -65,6 +67,33 @@ class Admission:
         self.on_wait = on_wait
         self.on_shed = on_shed
         self.producing: dict[str, Tokens] = {}
+        self._held: dict[Grants, Micros] = {}
+        self._renewing: Timer | None = None
+
+    def hold(self, grants: Grants, lease: Micros) -> None:
+        """These grants are renewed until `release`: one timer for all, since most never need it."""
+        due = self._held[grants] = self.clock.now() + lease // 3
+        timer = self._renewing
+        if timer is None or due < timer.at:
+            self._renew_at(due)
+
+    def release(self, grants: Grants) -> None:
+        """These grants are renewed no more."""
+        self._held.pop(grants, None)
+
+    def _renew_at(self, due: Micros) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        self._renewing = self.clock.after(due - self.clock.now(), self._renew)
+
+    def _renew(self) -> None:
+        self._renewing = None
+        now = self.clock.now()
+        for grants, due in self._held.items():
+            if due <= now:
+                self._held[grants] = now + grants.renew() // 3
+        if self._held:
+            self._renew_at(min(self._held.values()))
 
 
 class Grant(NamedTuple):
@@ -79,7 +108,7 @@ class Grants:
     """The permits of one attempt, given back together and exactly once."""
 
     __slots__ = (
-        "_admission", "_call", "_ended", "_held", "_output", "_rid", "_timer", "_wait_for",
+        "_admission", "_call", "_ended", "_held", "_output", "_rid", "_wait_for",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +126,6 @@ class Grants:
         self._held: list[Grant] = []
         self._ended = False
         self._output: Tokens = 0
-        self._timer: Timer | None = None
 
     async def take(
         self,
@@ -108,77 +136,96 @@ class Grants:
         """All pools grant, in order, or the refusal of the first that does not is raised."""
         try:
             for spec in specs:
-                await self._take_one(spec, estimate, accounting_for(spec.name))
+                accounting = accounting_for(spec.name)
+                cost = reserve(accounting, estimate, spec)
+                now = self._admission.clock.now()
+                verdict = self._admission.store.acquire(spec, self._ask(spec, cost, now))
+                if isinstance(verdict, Future):
+                    verdict = await self._waited(spec, verdict, now)
+                elif self._admission.on_wait is not None:
+                    tier = self._call.tier
+                    self._admission.on_wait(spec.name, tier.number if tier is not None else 0, 0)
+                if not isinstance(verdict, Admit):
+                    raise self._refusal(spec, verdict, now)  # noqa: TRY301 - one way out for all
+                self._keep(Grant(spec, cost, accounting), verdict)
         except BaseException:
             self.cancel()
             raise
         if self._held:
-            self._renew_later()
+            self._admission.hold(self, min([grant.spec.lease for grant in self._held]))
 
-    async def _take_one(self, spec: PoolSpec, estimate: Estimate, accounting: Accounting) -> None:
-        call, admission = self._call, self._admission
-        store, clock = admission.store, admission.clock
-        cost = reserve(accounting, estimate, spec)
+    def _ask(self, spec: PoolSpec, cost: tuple[int, ...], now: Micros) -> Ask:
+        call = self._call
         principal, tier = call.principal, call.tier
         assert principal is not None  # noqa: S101 - identify ran
         assert tier is not None  # noqa: S101 - identify ran
         rule = principal.rule
-        now = clock.now()
         patience = max(0, call.deadline - now)
         own = self._wait_for(spec.name) if self._wait_for is not None else None
-        ask = Ask(
+        tag, ticket = self._tag(spec, principal, tier.number, now)
+        return Ask(
             rid=self._rid,
             lane=tier.number,
             tenant=principal.tenant if rule.fair_by == "tenant" else principal.agent,
             weight=rule.weight,
             deadline_in=patience if own is None else min(patience, own),
             cost=cost,
-            tag=self._tag(spec, principal, tier.number, now),
+            tag=tag,
+            ticket=ticket,
             place_key=self._place_key(principal) if spec.queue else None,
         )
-        outcome = store.acquire(spec, ask)
-        if isinstance(outcome, Future):
-            call.parsed = None  # a parsed copy weighs more than the body; whoever needs it re-reads
-            outcome = await outcome
-            waited = clock.now() - now
-            call.queue_us += waited
-            if admission.on_wait is not None:
-                admission.on_wait(spec.name, tier.number, waited)
-            note = VerdictNote("admit", "waited", spec.because, now, f"{waited // 1000} ms")
-            call.notes.append(note)
-        elif admission.on_wait is not None:
-            admission.on_wait(spec.name, tier.number, 0)
-        if not isinstance(outcome, Admit):
-            raise self._refusal(spec, outcome, now)
-        self._held.append(Grant(spec, cost, accounting))
-        if spec.queue:
-            if call.tags is None:
-                call.tags = {}
-            call.tags[spec.name] = outcome.tag
-            if call.meters is None:
-                call.meters = {}
-            call.meters[spec.name] = outcome.meter
 
-    def _tag(self, spec: PoolSpec, principal: Principal, lane: int, now: Micros) -> int | None:
+    async def _waited(self, spec: PoolSpec, pending: Future[Verdict], now: Micros) -> Verdict:
+        call, admission = self._call, self._admission
+        call.parsed = None  # a parsed copy weighs more than the body; whoever needs it re-reads
+        verdict = await pending
+        waited = admission.clock.now() - now
+        call.queue_us += waited
+        if admission.on_wait is not None:
+            assert call.tier is not None  # noqa: S101 - identify ran
+            admission.on_wait(spec.name, call.tier.number, waited)
+        note = VerdictNote("admit", "waited", spec.because, now, f"{waited // 1000} ms")
+        call.notes.append(note)
+        return verdict
+
+    def _keep(self, grant: Grant, verdict: Admit) -> None:
+        self._held.append(grant)
+        spec, call = grant.spec, self._call
+        if not spec.queue:
+            return
+        if call.tags is None:
+            call.tags = {}
+        call.tags[spec.name] = verdict.tag
+        if call.meters is None:
+            call.meters = {}
+        call.meters[spec.name] = verdict.meter
+
+    def _tag(
+        self, spec: PoolSpec, principal: Principal, lane: int, now: Micros
+    ) -> tuple[int | None, bool]:
+        """The tag of an earlier place, and whether the caller's own ticket names it."""
         call = self._call
         if call.tags is not None:
             tag = call.tags.get(spec.name)
             if tag is not None:
-                return tag
+                return tag, False
         tickets = self._admission.tickets
         ticket = call.header(b"tidegate-place") if tickets is not None else None
         if tickets is None or ticket is None:
-            return None
-        return tickets.redeem(ticket, pool=spec.name, principal=principal.id, lane=lane, now=now)
+            return None, False
+        tag = tickets.redeem(ticket, pool=spec.name, principal=principal.id, lane=lane, now=now)
+        return tag, tag is not None
 
     def _place_key(self, principal: Principal) -> str | None:
         """Key of a place kept for clients that resend the same bytes but never echo a ticket."""
-        body = self._call.body
-        if not body:
-            return None
-        if len(body) > 2 * DIGESTED:
-            body = body[:DIGESTED] + body[-DIGESTED:] + str(len(body)).encode()
-        return blake2b(body, digest_size=12, key=principal.id.encode()[:64]).hexdigest()
+        call = self._call
+        body = call.body
+        if not call.place_key and body:
+            if len(body) > 2 * DIGESTED:
+                body = body[:DIGESTED] + body[-DIGESTED:] + str(len(body)).encode()
+            key = principal.id.encode()[:64]
+            call.place_key = blake2b(body, digest_size=12, key=key).hexdigest()
+        return call.place_key or None
 
     def _refusal(self, spec: PoolSpec, verdict: Verdict, now: Micros) -> GatewayError:
         call = self._call
@@ -239,16 +286,11 @@ class Grants:
 
     # --- giving back -----------------------------------------------------------------------------
 
-    def _renew_later(self) -> None:
-        lease = min(grant.spec.lease for grant in self._held)
-        self._timer = self._admission.clock.after(lease // 3, self._renew)
-
-    def _renew(self) -> None:
-        if self._ended:
-            return
+    def renew(self) -> Micros:
+        """Every lease starts anew; returns the shortest."""
         for grant in self._held:
             self._admission.store.renew(grant.spec.name, self._rid)
-        self._renew_later()
+        return min([grant.spec.lease for grant in self._held])
 
     def produce(self, output: Tokens) -> None:
         """So many tokens are expected from now until the end."""
@@ -269,8 +311,7 @@ class Grants:
                     producing[grant.spec.name] = left
                 else:
                     producing.pop(grant.spec.name, None)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._admission.release(self)
         return True
 
     def cancel(self) -> None:

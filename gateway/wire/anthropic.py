@@ -39,7 +39,7 @@ def fields(body: Body) -> Fields:
         raise MalformedCall("system must be a text or a list of blocks", param="system")
     stream = asks.flag(body, "stream")
     tools = bool(asks.entries(body, "tools"))
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
     kinds = content.kinds(contents)
     return Fields(
         model=asks.model(body),
@@ -80,7 +80,7 @@ def parts(body: Body) -> Iterator[Part]:
     messages = body.get("messages")
     for message in messages if isinstance(messages, list) else ():
         yield content.MESSAGE_OVERHEAD
-        if isinstance(message, Mapping):
+        if isinstance(message, dict):
             yield from content.text(message.get("role"))
             yield from content.parts(message.get("content"))
         else:
@@ -98,9 +98,9 @@ def parts(body: Body) -> Iterator[Part]:
 def usage_of(body: Body) -> Usage | None:
     """Usage of a plain answer, of `message_start` or of `message_delta`; None without one."""
     usage = body.get("usage")
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         usage = asks.mapping(body.get("message")).get("usage")
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     return any_of(
         Usage(

@@ -63,13 +63,13 @@ def entries(body: Body, key: str, *, required: bool = False) -> list[Any]:
 
 def mapping(value: object) -> Body:
     """The value if it is an object, else an empty one: for places nobody governs."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def number(value: object, param: str) -> int | None:
     """A whole number, or None where it is absent or beyond reason (infinite, not a number)."""
-    if value is None:
-        return None
+    if value is None or type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise MalformedCall(f"{param} must be a whole number", param=param)
     if isinstance(value, int):
@@ -88,9 +88,9 @@ def cap(body: Body, *, answers: int = 1) -> Tokens | None:
         body: A request of any dialect; foreign caps count too.
         answers: How many answers the call asks for.
     """
-    found = [number(body.get(key), key) for key in CAPS]
+    found = [number(body[key], key) for key in CAPS if key in body]
     thinking = body.get("thinking")
-    if isinstance(thinking, Mapping):
+    if isinstance(thinking, dict):
         found.append(number(thinking.get("budget_tokens"), "thinking.budget_tokens"))
     sound = [value for value in found if value is not None and 0 < value <= ABSURD]
     return max(sound) * answers if sound else None
@@ -100,7 +100,9 @@ def answers(body: Body, *keys: str) -> int:
     """How many answers are asked for: the largest of these counts, at least 1."""
     count = 1
     for key in keys:
-        value = number(body.get(key), key)
+        if key not in body:
+            continue
+        value = number(body[key], key)
         if value is not None and value > MAX_ANSWERS:
             raise MalformedCall(f"{key} must be at most {MAX_ANSWERS}", param=key)
         count = max(count, value or 1)

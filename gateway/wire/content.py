@@ -71,7 +71,7 @@ def parts(content: object, depth: int = 0) -> Iterator[Part]:
         else:
             for block in content:
                 yield from parts(block, depth + 1)
-    elif isinstance(content, Mapping):
+    elif isinstance(content, dict):
         kind = content.get("type")
         rule = _RULES.get(kind) if isinstance(kind, str) else None
         if rule is None or depth > MAX_DEPTH:
@@ -90,7 +90,9 @@ def token_ids(value: list[Any]) -> Part | None:
 def kinds(content: object) -> set[str]:
     """The types of all blocks in a content, within other blocks too."""
     found: set[str] = set()
-    if not isinstance(content, str):
+    if isinstance(content, list):
+        content = [block for block in content if not isinstance(block, str)]
+    if content and not isinstance(content, str):
         _collect(content, found, 0)
     return found
 
@@ -101,7 +103,7 @@ def _collect(content: object, found: set[str], depth: int) -> None:
             for block in content:
                 if not isinstance(block, str | int):
                     _collect(block, found, depth + 1)
-    elif isinstance(content, Mapping):
+    elif isinstance(content, dict):
         kind = content.get("type")
         if isinstance(kind, str):
             found.add(kind)
@@ -135,7 +137,7 @@ def _refusal(block: Block, depth: int) -> Iterator[Part]:
 
 def _image_url(block: Block, _depth: int) -> Iterator[Part]:
     link = block.get("image_url")
-    if isinstance(link, Mapping):
+    if isinstance(link, dict):
         yield media.image(link.get("url"), link.get("detail"))
     else:
         yield media.image(link, block.get("detail"))
@@ -143,25 +145,25 @@ def _image_url(block: Block, _depth: int) -> Iterator[Part]:
 
 def _image(block: Block, _depth: int) -> Iterator[Part]:
     source = block.get("source")
-    data = source.get("data") if isinstance(source, Mapping) else None
+    data = source.get("data") if isinstance(source, dict) else None
     yield media.image(data if data is not None else block.get("data"))  # MCP has no source
 
 
 def _audio(block: Block, _depth: int) -> Iterator[Part]:
     clip = block.get("input_audio")
-    yield media.audio(clip.get("data") if isinstance(clip, Mapping) else block.get("data"))
+    yield media.audio(clip.get("data") if isinstance(clip, dict) else block.get("data"))
 
 
 def _file(block: Block, _depth: int) -> Iterator[Part]:
     inner = block.get("file")
-    yield media.file((inner if isinstance(inner, Mapping) else block).get("file_data"))
+    yield media.file((inner if isinstance(inner, dict) else block).get("file_data"))
 
 
 def _document(block: Block, depth: int) -> Iterator[Part]:
     yield from text(block.get("title"))
     yield from text(block.get("context"))
     source = block.get("source")
-    if not isinstance(source, Mapping):
+    if not isinstance(source, dict):
         yield media.file(None)
     elif source.get("type") == "text":
         yield from text(source.get("data"))
@@ -220,7 +222,7 @@ def _leaves(value: object) -> Iterator[str]:
         top = stack.pop()
         if isinstance(top, str):
             yield top
-        elif isinstance(top, Mapping):
+        elif isinstance(top, dict):
             stack.extend(reversed([entry for pair in top.items() for entry in pair]))
         elif isinstance(top, list):
             stack.extend(reversed(top))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.call import Fields, Part, Usage
+from gateway.call import Fields, Part, PartKind, Usage
 from gateway.errors import MalformedCall
 from gateway.wire import asks, content, sse
 from gateway.wire.splice import splice_in
@@ -26,6 +26,8 @@ _WORTH = re.compile(
 )
 """What makes a chunk worth decoding. Within texts these keys have escaped quotes."""
 
+_THINKING = ("enabled", "adaptive")
+
 _USAGE_ONLY = re.compile(rb'"choices"\s*+:\s*+\[\s*+\]')
 _USAGE = re.compile(rb'"usage"\s*+:\s*+\{')
 
@@ -38,14 +40,16 @@ def fields(body: Body) -> Fields:
     """
     messages = asks.entries(body, "messages", required=True)
     options = body.get("stream_options")
-    if options is not None and not isinstance(options, Mapping):
-        raise MalformedCall("stream_options must be an object", param="stream_options")
-    wants = asks.mapping(options).get("include_usage")
+    wants = None
+    if options is not None:
+        if not isinstance(options, dict):
+            raise MalformedCall("stream_options must be an object", param="stream_options")
+        wants = options.get("include_usage")
     stream = asks.flag(body, "stream")
     tools = bool(asks.entries(body, "tools") or asks.entries(body, "functions"))
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
     kinds = content.kinds(contents)
-    images = not kinds.isdisjoint(content.IMAGES)
+    images = bool(kinds) and not kinds.isdisjoint(content.IMAGES)
     return Fields(
         model=asks.model(body),
         stream=stream,
@@ -62,10 +66,9 @@ def fields(body: Body) -> Fields:
 def _needs(body: Body, messages: list[Any], kinds: set[str], *, tools: bool) -> Iterator[str]:
     if tools:
         yield "tools"
-    yield from content.media_needs(kinds)
-    if body.get("parallel_tool_calls") is True or any(
-        isinstance(message, Mapping) and _many(message.get("tool_calls")) for message in messages
-    ):
+    if kinds:
+        yield from content.media_needs(kinds)
+    if body.get("parallel_tool_calls") is True or _parallel(messages):
         yield "parallel_tools"
     modalities = body.get("modalities")
     if isinstance(modalities, list) and "audio" in modalities:
@@ -80,33 +83,52 @@ def _needs(body: Body, messages: list[Any], kinds: set[str], *, tools: bool) -> 
 
 def wants_thinking(body: Body) -> bool:
     """Whether the call asks for reasoning, in any dialect's spelling."""
-    if asks.mapping(body.get("thinking")).get("type") in ("enabled", "adaptive"):
+    if "thinking" in body and asks.mapping(body["thinking"]).get("type") in _THINKING:
         return True
+    if "reasoning_effort" not in body and "reasoning" not in body:
+        return False
     efforts = (body.get("reasoning_effort"), asks.mapping(body.get("reasoning")).get("effort"))
     return any(isinstance(effort, str) and effort != "none" for effort in efforts)
 
 
-def _many(calls: object) -> bool:
-    return isinstance(calls, list) and len(calls) > 1
+def _parallel(messages: list[Any]) -> bool:
+    """Whether one answer of the past called several tools."""
+    for message in messages:
+        if isinstance(message, dict) and "tool_calls" in message:
+            calls = message["tool_calls"]
+            if isinstance(calls, list) and len(calls) > 1:
+                return True
+    return False
 
 
 def parts(body: Body) -> Iterator[Part]:
     """Everything the provider counts of a Chat Completions request."""
     for message in _listed(body.get("messages")):
+        if isinstance(message, dict) and len(message) == 2:
+            role, text = message.get("role"), message.get("content")
+            if isinstance(role, str) and isinstance(text, str):
+                # Nearly every message: no generator for each of its two texts.
+                yield content.MESSAGE_OVERHEAD
+                if role:
+                    yield Part(PartKind.TEXT, role)
+                if text:
+                    yield Part(PartKind.TEXT, text)
+                continue
         yield from _message(message)
     for key in ("tools", "functions"):
         for tool in _listed(body.get(key)):
             yield from content.rendered(tool)
-    schema = asks.mapping(body.get("response_format")).get("json_schema")
-    yield from content.rendered(schema)
-    prediction = asks.mapping(body.get("prediction")).get("content")
-    yield from content.parts(prediction)
+    if "response_format" in body:
+        schema = asks.mapping(body["response_format"]).get("json_schema")
+        yield from content.rendered(schema)
+    if "prediction" in body:
+        yield from content.parts(asks.mapping(body["prediction"]).get("content"))
     yield content.PRIMING
 
 
 def _message(message: object) -> Iterator[Part]:
     yield content.MESSAGE_OVERHEAD
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         yield from content.rendered(message)
         return
     yield from content.text(message.get("role"))
@@ -119,7 +141,7 @@ def _message(message: object) -> Iterator[Part]:
     for call in _listed(message.get("tool_calls")):
         yield from _tool_call(call)
     legacy = message.get("function_call")
-    if isinstance(legacy, Mapping):
+    if isinstance(legacy, dict):
         yield from _tool_call({"function": legacy})
 
 
@@ -171,7 +193,7 @@ def completions_parts(body: Body) -> Iterator[Part]:
 
 def embeddings_fields(body: Body) -> Fields:
     """What policy needs of an Embeddings request. There is no output to cap."""
-    if not isinstance(body.get("input"), str | list | Mapping):
+    if not isinstance(body.get("input"), str | list | dict):
         raise MalformedCall("input must be a text or a list", param="input")
     images = not content.kinds(body.get("input")).isdisjoint(content.IMAGES)
     return Fields(
@@ -189,7 +211,7 @@ def embeddings_parts(body: Body) -> Iterator[Part]:
 def embeddings_usage_of(body: Body) -> Usage | None:
     """Usage of an Embeddings answer: its output is a reported nothing."""
     usage = body.get("usage")
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     count = tokens(usage.get("prompt_tokens"))
     if count is None:
@@ -203,7 +225,7 @@ def embeddings_usage_of(body: Body) -> Usage | None:
 def usage_of(body: Body) -> Usage | None:
     """Usage of a plain answer or of one chunk; None where it reports none."""
     usage = body.get("usage")
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     prompt_details = asks.mapping(usage.get("prompt_tokens_details"))
     cached = tokens(prompt_details.get("cached_tokens"))

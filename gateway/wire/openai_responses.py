@@ -94,11 +94,11 @@ def parts(body: Body) -> Iterator[Part]:
 
 def _item(item: object) -> Iterator[Part]:
     """A message may leave out its type; every other item names it."""
-    if isinstance(item, Mapping) and "type" not in item:
+    if isinstance(item, dict) and "type" not in item:
         item = {"type": "message", **item}
-    elif not isinstance(item, Mapping) or item.get("type") != "message":
+    elif not isinstance(item, dict) or item.get("type") != "message":
         yield content.MESSAGE_OVERHEAD
-    if isinstance(item, Mapping):
+    if isinstance(item, dict):
         yield from content.text(item.get("role"))
     yield from content.parts(item)
 
@@ -106,8 +106,8 @@ def _item(item: object) -> Iterator[Part]:
 def usage_of(body: Body) -> Usage | None:
     """Usage of a plain answer, or of the response inside an event; None where it reports none."""
     response = body.get("response")
-    usage = (response if isinstance(response, Mapping) else body).get("usage")
-    if not isinstance(usage, Mapping):
+    usage = (response if isinstance(response, dict) else body).get("usage")
+    if not isinstance(usage, dict):
         return None
     details = asks.mapping(usage.get("input_tokens_details"))
     cached = tokens(details.get("cached_tokens"))

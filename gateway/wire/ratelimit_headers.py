@@ -361,23 +361,38 @@ def limits_out(family: Family, limits: Sequence[OwnLimit], *, now: Micros) -> He
             tightest[limit.name] = limit
     out: HeaderList = []
     for limit in tightest.values():
-        remaining = max(0, min(limit.remaining, limit.limit))
-        if family is Family.OPENAI and limit.name in ("requests", "tokens"):
-            for what, value in (
-                ("limit", str(limit.limit)),
-                ("remaining", str(remaining)),
-                ("reset", go_duration(limit.reset)),
-            ):
-                out.append((f"x-ratelimit-{what}-{limit.name}".encode(), value.encode()))
-        elif family is Family.ANTHROPIC and limit.name in ("requests", "tokens", "input", "output"):
-            name = limit.name + ("-tokens" if limit.name in ("input", "output") else "")
-            for what, value in (
-                ("limit", str(limit.limit)),
-                ("remaining", str(remaining)),
-                ("reset", _date_out(now + max(0, limit.reset))),
-            ):
-                out.append((f"anthropic-ratelimit-{name}-{what}".encode(), value.encode()))
+        names = _NAMES_OUT.get((family, limit.name))
+        if names is None:
+            continue
+        openai = family is Family.OPENAI
+        reset = go_duration(limit.reset) if openai else _date_out(now + max(0, limit.reset))
+        out.append((names[0], b"%d" % limit.limit))
+        out.append((names[1], b"%d" % max(0, min(limit.remaining, limit.limit))))
+        out.append((names[2], reset.encode()))
     return out
+
+
+def _names_out(family: Family, unit: str) -> tuple[bytes, bytes, bytes]:
+    """The three headers of a dimension: limit, remaining, reset."""
+    if family is Family.OPENAI:
+        one, two, three = (f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset"))
+    else:
+        name = unit + ("-tokens" if unit in ("input", "output") else "")
+        one, two, three = (
+            f"anthropic-ratelimit-{name}-{what}" for what in ("limit", "remaining", "reset")
+        )
+    return one.encode(), two.encode(), three.encode()
+
+
+_NAMES_OUT = {
+    (family, unit): _names_out(family, unit)
+    for family, units in (
+        (Family.OPENAI, ("requests", "tokens")),
+        (Family.ANTHROPIC, ("requests", "tokens", "input", "output")),
+    )
+    for unit in units
+}
+"""Made once: six headers on every answer of a caller with limits."""
 
 
 def go_duration(wait: Micros) -> str:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4
 """Of streamed text, for the estimate: English prose has about 4.5, code fewer."""
 
+MOST_TOKENS = 10**15
+"""A count above it is a broken report."""
+
 MAX_REASONS = 128
 """Finish reasons kept; one per answer of a call."""
 
@@ -209,24 +212,28 @@ class Tap:
 
 def tokens(value: object) -> Tokens | None:
     """A reported count; None where it is missing or is no count (a text, a negative number)."""
+    if type(value) is int:
+        return value if 0 <= value <= MOST_TOKENS else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if value != value or value < 0 or value > 1e15 or value != int(value):  # noqa: PLR0124 - NaN
+    if value != value or value < 0 or value > MOST_TOKENS or value != int(value):  # noqa: PLR0124 - NaN
         return None
     return int(value)
 
 
 def any_of(usage: Usage) -> Usage | None:
     """The usage if it says anything, else None."""
-    said = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning)
-    return None if all(count is None for count in said) else usage
+    if usage.input is not None or usage.output is not None:
+        return usage
+    said = (usage.cache_read, usage.cache_write, usage.reasoning)
+    return None if said == (None, None, None) else usage
 
 
 def failure_of(error: object) -> Failure:
     """The failure an error object describes, in any dialect's shape; a bare text is a message."""
     if isinstance(error, str):
         return Failure(message=error[:MAX_WORDS])
-    if not isinstance(error, Mapping):
+    if not isinstance(error, dict):
         return Failure()
     code, kind, message = error.get("code"), error.get("type"), error.get("message")
     word = code if isinstance(code, str) and not code.isdecimal() else kind
