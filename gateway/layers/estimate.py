@@ -94,6 +94,7 @@ class Estimating:
             cached=cached,
             money=predicted_price(tokens, cached, output, deployment.price),
             exact=counted.exact,
+            high=learned.high(deployment.id, principal.rule.id) if cap is None and output else None,
         )
 
     def learn(self, call: Call, usage: Usage) -> None:
