@@ -235,7 +235,12 @@ def hop(job: dict, least: int, rng: random.Random, own: engine.Engine, where: Ca
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             processes += 1
             if done.returncode:
-                return {"hops": hops, "processes": processes, "exact": False, "why": done.stderr[-500:]}
+                return {
+                    "hops": hops,
+                    "processes": processes,
+                    "exact": False,
+                    "why": done.stderr[-500:],
+                }
             row = json.loads(done.stdout.splitlines()[-1])
             got["output"] += row["output"]
             if "request" in row:

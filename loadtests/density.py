@@ -1,0 +1,165 @@
+"""Proofs S5 to S7: ten thousand agents, few of them live.
+
+`python -m loadtests.density --json [--agents N] [--live N]`
+
+Every agent is a JavaScript agent on QuickJS that waits in a call. At most `--live` have an instance; the
+others are parked: bytes in a store (one SQLite file here, as in the execution tier), of which the process
+holds only the name and the place in the queue. Then replies arrive for agents at random: each is fetched,
+checked, restored, runs to its next call and is parked again. Latency is from the reply to guest code,
+bytes read from the store included; CPU is that of decode, restore and the first instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import sqlite3
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from loadtests import hops
+from loadtests.measure import say
+from runtime import engine, sandbox, snapshot
+
+SCRIPT = """
+let seen = 0;
+for (;;) {
+  const answer = agent.llm(`turn ${seen} of ${agent.input.id}`);
+  seen += answer.length;
+}
+"""
+
+
+def status(name: str) -> float:
+    """A figure of this process in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+class Store:
+    """Parked agents: their bytes on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.db = sqlite3.connect(path)
+        self.db.execute("pragma journal_mode=off")
+        self.db.execute("pragma cache_size=-2000")
+        self.db.execute("create table snapshot (agent integer primary key, data blob)")
+
+    def keep(self, agent: int, data: bytes) -> None:
+        self.db.execute("insert or replace into snapshot values (?, ?)", (agent, data))
+
+    def fetch(self, agent: int) -> bytes:
+        row = self.db.execute("select data from snapshot where agent = ?", (agent,)).fetchone()
+        return row[0]
+
+
+def start(agent: int, guest) -> sandbox.Sandbox:
+    """A new agent, run to its first call."""
+    state = guest.recipe.state(SCRIPT, {"id": agent}, seed="5a" * 32, clock_ns=hops.NOW)
+    one = sandbox.Sandbox(guest.loaded, state)
+    one.prepare()
+    if not isinstance(one.run(), sandbox.Waiting):
+        raise SystemExit("the agent did not reach its first call")
+    return one
+
+
+def files_of(agent: int, guest) -> dict[str, bytes]:
+    """The guest's files: script and input are in the task's row, not in every snapshot."""
+    return guest.recipe.files(SCRIPT, {"id": agent})
+
+
+def park(agent: int, one: sandbox.Sandbox, guest, store: Store) -> int:
+    """Bytes into the store, the instance gone; how many bytes."""
+    data = snapshot.encode(one.capture(), hops.KEY, beneath=guest.base, embed_files=False)
+    one.close()
+    store.keep(agent, data)
+    return len(data)
+
+
+def resume(agent: int, guest, store: Store) -> tuple[sandbox.Sandbox, float, float]:
+    """The agent at its next call; milliseconds and CPU milliseconds from bytes to guest code."""
+    begun, cpu = time.perf_counter(), time.thread_time()
+    data = store.fetch(agent)
+    image = snapshot.restore(
+        [snapshot.decode(data, hops.KEY)], base=guest.base, files=files_of(agent, guest)
+    )
+    one = sandbox.Sandbox(guest.loaded, image=image)
+    ready, used = time.perf_counter(), time.thread_time()
+    reply = hops.served(one.pending.request)
+    one.prepare()
+    if not isinstance(one.run(reply, at_ns=json.loads(reply)["at"]), sandbox.Waiting):
+        raise SystemExit("the agent ended")
+    return one, (ready - begun) * 1e3, (used - cpu) * 1e3
+
+
+def main() -> None:
+    """Run the proof."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--json", action="store_true")
+    options.add_argument("--agents", type=int, default=10_000)
+    options.add_argument("--live", type=int, default=200)
+    options.add_argument("--resumes", type=int, default=3_000)
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    begun = time.monotonic()
+    rng = random.Random(given.seed)
+    own = engine.Engine()
+    guest = hops.guest("quickjs", own, hops.cache())
+    with tempfile.TemporaryDirectory() as name:
+        store = Store(Path(name) / "parked.db")
+        live = {agent: start(agent, guest) for agent in range(given.live)}
+        gc.collect()
+        rss_live, address = status("VmRSS"), status("VmSize") / 1024
+        say(f"{given.live} live: {rss_live:.0f} MB resident, {address:.0f} GiB of addresses")
+        sizes = []
+        for agent in range(given.live, given.agents):
+            sizes.append(park(agent, start(agent, guest), guest, store))
+            if agent % 2_000 == 0:
+                say(f"{agent} agents, {status('VmRSS'):.0f} MB resident")
+        parked = len(sizes)
+        gc.collect()
+        rss_all = status("VmRSS")
+        waits, cpus = [], []
+        queue = list(live)
+        for _ in range(given.resumes):
+            agent = rng.randrange(given.live, given.agents)
+            if agent in live:
+                continue
+            oldest = queue.pop(0)
+            park(oldest, live.pop(oldest), guest, store)
+            live[agent], wait, used = resume(agent, guest, store)
+            queue.append(agent)
+            waits.append(wait)
+            cpus.append(used)
+        most = len(live)
+        rss_end = status("VmRSS")
+        for one in live.values():
+            one.close()
+    waits.sort()
+    out = {
+        "agents": given.agents,
+        "live": most,
+        "parked": given.agents - most,
+        "rss_mb": round(rss_end, 1),
+        "rss_mb_live_only": round(rss_live, 1),
+        "kb_per_parked": round(max(0.0, rss_all - rss_live) * 1024 / parked, 3),
+        "resume_p50_ms": round(waits[len(waits) // 2], 3),
+        "resume_p99_ms": round(waits[int(len(waits) * 0.99)], 3),
+        "resume_cpu_ms": round(statistics.median(cpus), 3),
+        "address_gib": round(address, 1),
+        "snapshot_bytes_median": int(statistics.median(sizes)),
+        "resumes": len(waits),
+        "seed": given.seed,
+        "duration_s": round(time.monotonic() - begun, 1),
+    }
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Proofs S3, S8 to S11: what stopping costs, and what it buys.
+
+`python -m loadtests.quanta --json [--switches N] [--quantum-ms MS] [--rate PER_S]`
+
+1. `overhead`: CPU of each kernel, and of a script on QuickJS, as a ratio to the plain module.
+2. `suspend_resume_cpu_us`: stop and go on in place, in a loop.
+3. Saturation: every core has a slot at nice +10 that computes; agents are switched after each quantum of
+   CPU time, and at each switch the guest is captured and encoded as a delta against its last snapshot.
+   `cpu_overhead_pct` is the CPU of those agents against the same work run to completion (measured before
+   and after, per unit of work). Meanwhile tier-0 jobs arrive at random: `tier0_*` is from submission to
+   guest code on the tier-0 thread.
+4. The design without a tier-0 thread, in the same run: the same jobs, put at the *head* of the queue that
+   the same slots share, wait for a slot to reach the end of its quantum: `shared_workers_*`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from loadtests import hops
+from loadtests.measure import say
+from runtime import abi, engine, sandbox, snapshot
+from runtime.guests import shelf
+from runtime.instrument import register
+from runtime.slots import Slots
+
+COMPUTE = 1
+"""The kernel that saturates: floats whose last bit matters."""
+TIER0 = (4, 20)
+SCRIPT = """
+const fib = (n) => (n < 2 ? n : fib(n - 1) + fib(n - 2));
+const seen = new Map();
+for (let i = 0; i < 40000; i++) seen.set('k' + i % 97, (seen.get('k' + i % 97) || 0) + i * i % 7);
+console.log(fib(23), JSON.stringify([...seen]).length);
+"""
+
+
+@dataclass
+class Job:
+    """A guest and what it needs to go on."""
+
+    sandbox: sandbox.Sandbox
+    reply: bytes | None = None
+    at_ns: int | None = None
+    name: str = ""
+    last: tuple[str, bytes] = ("", b"")
+    submitted: float = 0.0
+    cpu_us: int = 0
+
+
+def thread_cpu(run) -> float:
+    begun = time.thread_time()
+    run()
+    return time.thread_time() - begun
+
+
+def kernel(program, kind: int, size: int) -> sandbox.Sandbox:
+    return sandbox.Sandbox(program, abi.State(argv=[]), arguments=(kind, size))
+
+
+def overheads(program, plain, own, where) -> dict[str, float]:
+    """Ratio of CPU to the plain module, the least of interleaved rounds of each."""
+    names = ("hash", "float", "calls", "depth", "pointers")
+    out = {}
+    for kind, size in hops.KERNELS.items():
+        rounds = [
+            (
+                thread_cpu(kernel(plain, kind, size).run),
+                thread_cpu(kernel(program, kind, size).run),
+            )
+            for _ in range(5)
+        ]
+        out[names[kind]] = round(min(r[1] for r in rounds) / min(r[0] for r in rounds), 2)
+    guest = hops.guest("quickjs", own, where)
+    untouched = shelf.plain(guest, own, where)
+
+    def script(which):
+        state = guest.recipe.state(SCRIPT, None, seed="5a" * 32, clock_ns=hops.NOW)
+        return sandbox.Sandbox(which, state).run
+
+    rounds = [(thread_cpu(script(untouched)), thread_cpu(script(guest.loaded))) for _ in range(5)]
+    out["quickjs"] = round(min(r[1] for r in rounds) / min(r[0] for r in rounds), 2)
+    return out
+
+
+def in_place(program) -> float:
+    """CPU microseconds of stopping and going on."""
+    one = kernel(program, COMPUTE, 2_000_000_000)
+    one.prepare()
+    times = []
+    for _ in range(5):
+        begun = time.thread_time()
+        for _number in range(1_000):
+            one.ask_to_yield()
+            one.run()
+        times.append((time.thread_time() - begun) / 1_000 * 1e6)
+    one.close()
+    return min(times)
+
+
+class Saturated:
+    """Slots that always compute, with tier-0 jobs arriving."""
+
+    def __init__(
+        self, own, program, *, quantum_s: float, shared: bool, agents: int, size: int
+    ) -> None:
+        self.program = program
+        self.shared = shared
+        self.size = size
+        self.queue: deque[Job] = deque()
+        self.waits: list[float] = []
+        self.preempts: list[float] = []
+        self.switches = 0
+        self.finished = 0
+        self.cpu_us = 0
+        self.switch_us = 0
+        self.lock = threading.Lock()
+        self.slots = Slots(own, self.claim, self.filed, quantum_s=quantum_s)
+        for _ in range(agents):
+            self.queue.append(Job(kernel(program, COMPUTE, size), name="background"))
+
+    def claim(self) -> Job | None:
+        with self.lock:
+            job = self.queue.popleft() if self.queue else None
+        if job is not None and job.name == "tier0":
+            self.waits.append((time.monotonic() - job.submitted) * 1e3)
+        return job
+
+    def filed(self, job: Job, outcome, stats) -> None:
+        if job.name == "tier0":
+            if not self.shared:
+                self.waits.append(stats.waited_us / 1e3)
+            job.sandbox.close()
+            return
+        job.cpu_us += stats.cpu_us
+        if isinstance(outcome, sandbox.Preempted):
+            begun = time.thread_time()
+            image = job.sandbox.capture()
+            kind = "delta" if job.last[0] else "full"
+            data = snapshot.encode(image, hops.KEY, kind=kind, beneath=job.last, embed_files=False)
+            job.last = (snapshot.ident(data), image.memory)
+            job.cpu_us += round((time.thread_time() - begun) * 1e6)
+            with self.lock:
+                self.switches += 1
+                if stats.preempt_us:
+                    self.preempts.append(stats.preempt_us / 1e3)
+                self.queue.append(job)
+            return
+        if not isinstance(outcome, sandbox.Finished):
+            raise SystemExit(f"a guest ended badly: {outcome}")
+        job.sandbox.close()
+        with self.lock:
+            self.finished += 1
+            self.cpu_us += job.cpu_us
+            self.queue.append(Job(kernel(self.program, COMPUTE, self.size), name="background"))
+
+    def run(self, rng: random.Random, *, rate: float, until) -> None:
+        """Tier-0 jobs at random until the condition holds."""
+        self.slots.start()
+        try:
+            while not until(self):
+                time.sleep(rng.expovariate(rate))
+                job = Job(kernel(self.program, *TIER0), name="tier0", submitted=time.monotonic())
+                if self.shared:
+                    with self.lock:
+                        self.queue.appendleft(job)
+                    self.slots.wake()
+                else:
+                    self.slots.submit_tier0(job)
+        finally:
+            self.slots.stop()
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 3) if ordered else 0.0
+
+
+def saturate(own, program, rng, given, *, shared: bool, until) -> Saturated:
+    """One phase of saturation."""
+    cores = os.cpu_count() or 1
+    run = Saturated(
+        own, program, quantum_s=given.quantum_ms / 1e3, shared=shared, agents=cores * 3,
+        size=given.size,
+    )  # fmt: skip
+    run.run(rng, rate=given.rate, until=until)
+    return run
+
+
+def to_completion(own, program, size: int, count: int) -> float:
+    """CPU microseconds of a unit of work on niced slots, never stopped; the median."""
+    times: list[int] = []
+    queue = deque(Job(kernel(program, COMPUTE, size)) for _ in range(count))
+    lock = threading.Lock()
+
+    def claim():
+        with lock:
+            return queue.popleft() if queue else None
+
+    def filed(job, _outcome, stats):
+        times.append(stats.cpu_us)
+        job.sandbox.close()
+
+    slots = Slots(own, claim, filed, quantum_s=None)
+    slots.start()
+    while len(times) < count:
+        time.sleep(0.01)
+    slots.stop()
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Run the proof."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--json", action="store_true")
+    options.add_argument("--switches", type=int, default=500)
+    options.add_argument("--quantum-ms", type=float, default=200.0)
+    options.add_argument("--rate", type=float, default=30.0, help="tier-0 jobs a second")
+    options.add_argument("--size", type=int, default=1_300_000, help="of a unit of work")
+    options.add_argument("--most-s", type=float, default=75.0, help="wall time of the switching")
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    begun = time.monotonic()
+    rng = random.Random(given.seed)
+    own, where = engine.Engine(), hops.cache()
+    program = register.loaded(hops.kernels(where), own, where)
+    overhead = overheads(program, hops.plain_kernels(own), own, where)
+    say(f"overhead {overhead}")
+    cost = in_place(program)
+    say(f"suspend and resume in place {cost:.1f} us")
+    cores = os.cpu_count() or 1
+    before = to_completion(own, program, given.size, 2 * cores)
+    say(f"a unit of work takes {before / 1e6:.2f} CPU s")
+    cap = time.monotonic() + given.most_s
+    switched = saturate(
+        own, program, rng, given, shared=False,
+        until=lambda run: run.switches >= given.switches or time.monotonic() > cap,
+    )  # fmt: skip
+    after = to_completion(own, program, given.size, 2 * cores)
+    unit = (before + after) / 2
+    mine = switched.cpu_us / max(1, switched.finished)
+    say(f"{switched.switches} switches, {switched.finished} units at {mine / 1e6:.2f} CPU s")
+    end = time.monotonic() + 8
+    shared = saturate(own, program, rng, given, shared=True, until=lambda _: time.monotonic() > end)
+    tier0, theirs = percentile(switched.waits, 0.99), percentile(shared.waits, 0.99)
+    out = {
+        "switches": switched.switches,
+        "quantum_ms": given.quantum_ms,
+        "cpu_overhead_pct": round((mine / unit - 1) * 100, 2),
+        "unit_cpu_s": round(unit / 1e6, 3),
+        "unit_cpu_s_before": round(before / 1e6, 3),
+        "unit_cpu_s_after": round(after / 1e6, 3),
+        "units": switched.finished,
+        "tier0_jobs": len(switched.waits),
+        "tier0_p50_ms": percentile(switched.waits, 0.5),
+        "tier0_p99_ms": tier0,
+        "shared_workers_jobs": len(shared.waits),
+        "shared_workers_p50_ms": percentile(shared.waits, 0.5),
+        "shared_workers_p99_ms": theirs,
+        "tier0_ratio": round(theirs / tier0, 1) if tier0 else None,
+        "preempt_p50_ms": percentile(switched.preempts, 0.5),
+        "preempt_p99_ms": percentile(switched.preempts, 0.99),
+        "suspend_resume_cpu_us": round(cost, 1),
+        "overhead": overhead,
+        "seed": given.seed,
+        "duration_s": round(time.monotonic() - begun, 1),
+    }
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()
