@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gateway.telemetry.tallies import Spread, Tally
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0)
 LANES = ("task", "1", "2", "3")
 """Lane 0 carries calls of interactive tasks; lanes 1 to 3 are the tiers."""
 
-Child = TypeVar("Child", Counter, Gauge, Histogram)
+Kind = TypeVar("Kind", Counter, Gauge, Histogram)
+Child = TypeVar("Child", Tally, Gauge, Spread)
 
 
 class Bounded:
@@ -77,10 +79,12 @@ class Bounded:
 class Family(Generic[Child]):
     """One metric name whose children are bound once, at most `bound` and a spare of them."""
 
-    __slots__ = ("_bound", "_children", "_metric", "_open")
+    __slots__ = ("_bound", "_children", "_make", "_open")
 
-    def __init__(self, metric: Child, *, bound: int, open_labels: tuple[int, ...]) -> None:
-        self._metric: Child = metric
+    def __init__(
+        self, make: Callable[[tuple[str, ...]], Child], *, bound: int, open_labels: tuple[int, ...]
+    ) -> None:
+        self._make: Callable[[tuple[str, ...]], Child] = make
         self._bound = bound
         self._open = frozenset(open_labels)
         self._children: dict[tuple[str, ...], Child] = {}
@@ -98,7 +102,7 @@ class Family(Generic[Child]):
                 key = (OTHER,) * len(values)
         child = self._children.get(key)
         if child is None:
-            child = self._children[key] = self._metric.labels(*key)
+            child = self._children[key] = self._make(key)
         return child
 
     def __iter__(self) -> Iterator[Child]:
@@ -110,10 +114,14 @@ class Family(Generic[Child]):
         return len(self._children)
 
 
+_SHOWN = {status: str(status) for status in STATUSES}
+
+
 def status_label(status: int) -> str:
     """A bounded name of a status; `none` where no head came."""
-    if status in STATUSES:
-        return str(status)
+    shown = _SHOWN.get(status)
+    if shown is not None:
+        return shown
     if 100 <= status <= 599:
         return f"{status // 100}xx"
     return "none" if status == 0 else OTHER
@@ -130,9 +138,12 @@ def pool_label(name: str) -> str:
 class Metrics:
     """The books of this process. Made once by the composition root, on a registry of its own."""
 
+    _under_way = 0
+
     def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "") -> None:
         """All families are declared, so that a page names them before their first sample."""
         self.registry = registry or CollectorRegistry()
+        self._written: list[Tally | Spread] = []
         self.catalogue: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._pool_names = Bounded(SERIES["pools"])
         self._model_names = Bounded(SERIES["models"])
@@ -268,17 +279,23 @@ class Metrics:
 
     def _counter(
         self, name: str, text: str, labels: str, bound: int, *open_labels: int
-    ) -> Family[Counter]:
+    ) -> Family[Tally]:
         full, names = self._note(name, "counter", labels)
         metric = Counter(full, text, names, registry=self.registry)
-        return _family(metric, names, bound, open_labels)
+
+        def make(values: tuple[str, ...]) -> Tally:
+            tally = Tally(_labelled(metric, values))
+            self._written.append(tally)
+            return tally
+
+        return _family(make, names, bound, open_labels)
 
     def _gauge(
         self, name: str, text: str, labels: str = "", bound: int = 1, *open_labels: int
     ) -> Family[Gauge]:
         full, names = self._note(name, "gauge", labels)
         metric = Gauge(full, text, names, registry=self.registry)
-        return _family(metric, names, bound, open_labels)
+        return _family(lambda values: _labelled(metric, values), names, bound, open_labels)
 
     def _histogram(
         self,
@@ -288,16 +305,22 @@ class Metrics:
         buckets: tuple[float, ...],
         bound: int,
         *open_labels: int,
-    ) -> Family[Histogram]:
+    ) -> Family[Spread]:
         full, names = self._note(name, "histogram", labels)
         metric = Histogram(full, text, names, registry=self.registry, buckets=buckets)
-        return _family(metric, names, bound, open_labels)
+
+        def make(values: tuple[str, ...]) -> Spread:
+            spread = Spread(_labelled(metric, values), buckets)
+            self._written.append(spread)
+            return spread
+
+        return _family(make, names, bound, open_labels)
 
     # --- calls
 
     def call_started(self) -> None:
         """One more call is under way."""
-        self._in_flight().inc()
+        self._under_way += 1
 
     def call_ended(self, *, dialect: str, model: str, status: int, outcome: str) -> None:
         """A call under way has ended.
@@ -308,7 +331,7 @@ class Metrics:
             status: As the client saw it; 0 where it left before the head.
             outcome: ok, failed, cancelled or refused.
         """
-        self._in_flight().dec()
+        self._under_way -= 1
         self._calls(dialect, self._model_names(model), status_label(status), outcome).inc()
 
     def overhead(self, span: Micros) -> None:
@@ -486,6 +509,9 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """All families without `_created` samples, which would double the page for nothing."""
+        self._in_flight().set(self._under_way)
+        for one in list(self._written):
+            one.tell()
         for metric in self.registry.collect():
             if not metric.name.endswith("_created"):
                 metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
@@ -521,10 +547,18 @@ class Page:
             return self._made
 
 
+def _labelled(metric: Kind, values: tuple[str, ...]) -> Kind:
+    """A metric without labels is its own child."""
+    return metric.labels(*values) if values else metric
+
+
 def _family(
-    metric: Child, names: tuple[str, ...], bound: int, open_labels: tuple[int, ...]
+    make: Callable[[tuple[str, ...]], Child],
+    names: tuple[str, ...],
+    bound: int,
+    open_labels: tuple[int, ...],
 ) -> Family[Child]:
-    family = Family(metric, bound=bound, open_labels=open_labels)
+    family = Family(make, bound=bound, open_labels=open_labels)
     if not names:
-        family._children[()] = metric  # noqa: SLF001 - a metric without labels is its own child
+        family()  # bound at once: a bound of its own would rename it
     return family
