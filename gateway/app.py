@@ -32,8 +32,10 @@ from gateway.machine import Machine
 from gateway.pipeline import pipeline
 from gateway.policy.watch import Files, PolicyWatch
 from gateway.status import View
+from gateway.tasks import Holds, beside
 from gateway.telemetry.logs import Foreign, Log, Redactor
 from gateway.telemetry.metrics import Metrics
+from scheduler.api import StoreFault
 
 if TYPE_CHECKING:
     import socket
@@ -59,7 +61,7 @@ def serve(chosen: Settings) -> int:
             return runner.run(_main(chosen))
     except PolicyError as error:
         sys.stderr.write(f"{error}\ntidegate: the policy above was refused; nothing was started.\n")
-    except (serving.PortBusy, OSError, ValueError, ImportError) as error:
+    except (serving.PortBusy, StoreFault, OSError, ValueError, ImportError) as error:
         sys.stderr.write(f"tidegate: {error}\n")
     return 1
 
@@ -170,13 +172,21 @@ class Gateway:
             )
             machine.spawn = tasks.create_task
             view = View(machine=machine, edge=edge, version=__version__)
-            data = serving.listener(edge, http=connection.protocol(lambda: clock))
+            holds = Holds(
+                resuming=machine.resuming,
+                identities=machine.identities,
+                snapshot=lambda: watch.current,
+                clock=clock,
+            )
+            data = serving.listener(
+                beside(edge, holds.app()), http=connection.protocol(lambda: clock)
+            )
             control = serving.listener(admin(view.admin()))
             servers = [
                 tasks.create_task(data.serve([sockets[0]])),
                 tasks.create_task(control.serve([sockets[1]])),
             ]
-            others = [tasks.create_task(watch.run())]
+            others = [tasks.create_task(watch.run()), tasks.create_task(machine.resuming.run())]
             if self._emulator is not None:
                 others.append(tasks.create_task(self._miss(self._emulator)))
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, watch.poke)
@@ -185,7 +195,7 @@ class Gateway:
                 await clock.sleep(0.01)
             self._announce(sockets, environment, watch.current)
             await self._stop.wait()
-            await self._drain(edge, watch.current)
+            await self._drain(edge, machine, watch.current)
             data.should_exit = control.should_exit = True
             await asyncio.wait(servers)
             for task in others:
@@ -203,9 +213,10 @@ class Gateway:
         sys.stdout.write(f"{text}\nready: {self._path} on port {port}, admin on {admin_port}\n")
         sys.stdout.flush()
 
-    async def _drain(self, edge: Edge, snapshot: Snapshot) -> None:
+    async def _drain(self, edge: Edge, machine: Machine, snapshot: Snapshot) -> None:
         self._log.info("stopping", in_flight=edge.in_flight)
-        cut = await edge.drain(snapshot.edge.drain)
+        limit = snapshot.edge.drain
+        cut, _ = await asyncio.gather(edge.drain(limit), machine.resuming.drain(limit))
         self._log.info("drained", cut=cut)
 
     async def _miss(self, emulator: Emulator) -> None:

@@ -13,12 +13,15 @@ from gateway import __version__, bodies
 from gateway.admission.estimate import Learned
 from gateway.admission.local import LocalStore
 from gateway.admission.places import Tickets
+from gateway.holds.push import Pushing
+from gateway.holds.resume import Resuming
 from gateway.identity import Identities, JwksSource, derive, process_secret
 from gateway.layers.admit import Admission
 from gateway.layers.count import CountTokens
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.estimate import Estimating
 from gateway.layers.guard_loops import LoopGuard
+from gateway.layers.hold import Holding
 from gateway.layers.identify import Recognizer
 from gateway.layers.models import Models
 from gateway.layers.observe import Observing
@@ -26,7 +29,7 @@ from gateway.layers.retry import Retrying
 from gateway.layers.settle import Settling, unpacked
 from gateway.layers.trace import Tracing
 from gateway.layers.trip import Breakers
-from gateway.pipeline import Parts
+from gateway.pipeline import Parts, held_pipeline
 from gateway.record import Recorder
 from gateway.resilience.budget import RetryBudget
 from gateway.steering import OwnLimits, Steering
@@ -34,6 +37,8 @@ from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.traces import open_spans
 from gateway.tokens import Counter, Vocabulary
 from gateway.upstream import AiohttpTransport
+from gateway.webhooks import Webhooks
+from scheduler import api as scheduler
 
 if TYPE_CHECKING:
     import asyncio
@@ -75,6 +80,9 @@ def secrets_of(snapshot: Snapshot) -> list[str]:
         found += [value.reveal() for _, value in provider.extra_headers]
         if provider.query is not None:
             found.append(provider.query.reveal())
+    hooks = snapshot.holds.webhooks
+    if hooks.secret is not None:
+        found.append(hooks.secret.reveal())
     return found
 
 
@@ -85,6 +93,7 @@ class Machine:
         parts: What the pipeline is stacked from.
         spawn: How a task gets an owner; set by `app.py` inside its task group.
         store, transport, counter, breakers, decisions, identities: For status and readiness.
+        tasks, resuming: The store of what is durable, and who executes the calls held in it.
     """
 
     def __init__(  # noqa: PLR0913 - what the process owns, each once
@@ -120,7 +129,11 @@ class Machine:
         self.loaded = False
         self.spawn: Spawn | None = None
         secret = process_secret(settings.state_dir, settings.secret_file, secrets.token_bytes)
+        self.hooks = Webhooks(clock)
+        self.tasks = scheduler.open(settings.state_dir)
+        self.resuming = self._resuming(rng)
         self.parts = self._wire(rng, Tickets(derive(secret, "place")))
+        self.resuming.serve_by(held_pipeline(self.parts))
         watch.on_swap.append(self._swapped)
         watch.on_refused.append(self._refused)
         metrics.policy(watch.current.revision)
@@ -168,7 +181,20 @@ class Machine:
             tracing=self._tracing(rng),
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
             loops=self.loops,
+            holding=Holding(self.resuming.keep, clock),
         )
+
+    def _resuming(self, rng: Rng) -> Resuming:
+        def snapshot() -> Snapshot:
+            return self.watch.current
+
+        clock, metrics, log = self.clock, self.metrics, self.log
+        return Resuming(
+            store=self.tasks, snapshot=snapshot, breakers=self.breakers, clock=clock,
+            metrics=metrics, log=log, decode=decoded,
+            pushing=Pushing(store=self.tasks, hooks=self.hooks, snapshot=snapshot, clock=clock,
+                            rng=rng, metrics=metrics, log=log),
+        )  # fmt: skip
 
     def _tracing(self, rng: Rng) -> Tracing | None:
         if not self.settings.otlp_endpoint:
@@ -184,6 +210,8 @@ class Machine:
         await self.store.close()
         await self.transport.close()
         await self.sources.close()
+        await self.hooks.close()
+        await self.tasks.close()
         self.counter.close()
         self.spans.close()
 
@@ -215,6 +243,7 @@ class Machine:
     def _breaker_changed(self, scope: str, breaker: Breaker) -> None:
         self.metrics.breaker_changed(scope, breaker.state.value)
         self.log.warning("breaker", scope=scope, state=breaker.state.value, reason=breaker.reason)
+        self.resuming.poke()
 
     def _swapped(self, _old: Snapshot, new: Snapshot) -> None:
         self._redact.replace(secrets_of(new))

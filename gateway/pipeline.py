@@ -14,7 +14,8 @@ from gateway.layers.admit import Admission, admit, admit_caller
 from gateway.layers.downgrade import Downgrading
 from gateway.layers.estimate import Estimating, estimate
 from gateway.layers.guard_loops import LoopGuard
-from gateway.layers.identify import identify
+from gateway.layers.identify import identify, identify_again
+from gateway.layers.mark import mark
 from gateway.layers.observe import Observing
 from gateway.layers.trip import Breakers, Tripping
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gateway.clock import Clock
     from gateway.layers.count import CountTokens
     from gateway.layers.dispatch import Dispatch
+    from gateway.layers.hold import Holding
     from gateway.layers.identify import Recognizer
     from gateway.layers.models import Models
     from gateway.layers.retry import Retrying
@@ -49,6 +51,7 @@ class Parts:
     count_tokens: CountTokens
     loops: LoopGuard = field(default_factory=LoopGuard)
     tracing: Tracing | None = None
+    holding: Holding | None = None
 
 
 def model_pipeline(parts: Parts) -> Service:
@@ -61,6 +64,8 @@ def model_pipeline(parts: Parts) -> Service:
         parts.observing,
         # a stranger may cost us no effort
         identify(parts.recognize),
+        # a call that is held has cost nothing yet, so outside everything that counts or charges
+        *([parts.holding] if parts.holding is not None else []),
         # admission needs the cost; loops and gates will
         estimate(parts.estimating),
         # a runaway stops before it queues or asks anybody; what it cost is known by now
@@ -72,11 +77,40 @@ def model_pipeline(parts: Parts) -> Service:
         # every attempt spends quota and sleeping must hold no permit, so outside admit
         parts.retrying,
         # nobody queues for an open breaker
-        Tripping(breakers=parts.breakers, clock=clock, rng=rng),
+        Tripping(
+            breakers=parts.breakers,
+            clock=clock,
+            rng=rng,
+            leaves=parts.holding.wants if parts.holding is not None else None,
+        ),
         # the last wait before spending; the permit lives until the body closes
         admit(parts.admission),
         # inside admit: the cost is known before the permit goes
         parts.settling,
+        service=parts.dispatch,
+    )
+
+
+def held_pipeline(parts: Parts) -> Service:
+    """HELD: calls that were kept, executed now: MODEL for callers that are not there any more.
+
+    No guard against loops: it has judged the call already, and coming back is no repetition.
+    """
+    clock, rng = parts.clock, parts.rng
+    return stack(
+        parts.observing,
+        # no credential was kept: policy is asked anew, by name
+        identify_again(clock=clock),
+        estimate(parts.estimating),
+        admit_caller(parts.admission),
+        Downgrading(clock=clock, re_estimate=parts.estimating),
+        parts.retrying,
+        # an open breaker sends it back at once, with its age kept
+        Tripping(breakers=parts.breakers, clock=clock, rng=rng, leaves=lambda _call: True),
+        admit(parts.admission),
+        parts.settling,
+        # nearest to the transport: every attempt is on disk before it is sent
+        mark,
         service=parts.dispatch,
     )
 

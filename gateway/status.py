@@ -11,6 +11,7 @@ from gateway.units import MICRO
 if TYPE_CHECKING:
     from gateway.admission.store import PoolStore, PoolView
     from gateway.edge import Edge
+    from gateway.holds.resume import Resuming
     from gateway.layers.trip import Breakers
     from gateway.machine import Machine
     from gateway.policy.watch import PolicyWatch
@@ -76,6 +77,19 @@ def breakers_status(breakers: Breakers, now: Micros) -> list[dict[str, Any]]:
     return found[:MOST_POOLS]
 
 
+def holds_status(resuming: Resuming, now: Micros) -> dict[str, Any]:
+    """Calls held, as the loop last counted them."""
+    counted = resuming.counted
+    models = sorted(counted.by_model.items(), key=lambda one: -one[1])
+    return {
+        "executes": resuming.owner,
+        "waiting": counted.waiting,
+        "oldest_us": max(0, now - counted.oldest) if counted.waiting else 0,
+        "running": resuming.running,
+        "models": dict(models[:MOST_POOLS]),
+    }
+
+
 def policy_status(watch: PolicyWatch) -> dict[str, Any]:
     """Which policy is in force, and why a newer one is not."""
     status = watch.status
@@ -131,6 +145,7 @@ class View:
             "models": models_status(snapshot),
             "pools": pools_status(machine.store),
             "breakers": breakers_status(machine.breakers, now),
+            "holds": holds_status(machine.resuming, now),
             "not_ready": self.ready(),
         }
 

@@ -289,7 +289,8 @@ class Resuming:
         width = 0
         for deployment in found.deployments:
             breaker = self._breakers.of(deployment.id, snapshot.breaker)
-            if breaker.state is Breaks.CLOSED:
+            spent = breaker.state is Breaks.OPEN and not breaker.sick
+            if breaker.state is Breaks.CLOSED or spent:  # the pool holds a spent quota's queue
                 return MAX_RUNNING
             if isinstance(breaker.peek(now=self._clock.now()), Allow):
                 width = 1
@@ -382,6 +383,11 @@ class Resuming:
             run.task.cancel()
         self._ended(held)
         return held
+
+    @property
+    def running(self) -> int:
+        """Executions under way."""
+        return len(self._runs)
 
     def run_of(self, hold: str) -> Run | None:
         """The execution under way in this process."""

@@ -198,7 +198,7 @@ class _Verdict:
         kind = reply.kind
         now = self.clock.now()
         if kind is None:
-            self.breaker.started()
+            self.breaker.started(now=now)
         elif kind in SICK:
             self.failed(f"{kind.value} {reply.status} {reply.code}".rstrip(), reply.retry_after)
         elif kind in SPENT:
@@ -236,7 +236,7 @@ class _Verdict:
         elif end is End.COMPLETE or reply.terminal:
             self.told = True
             before = self.breaker.version
-            changed = self.breaker.succeeded(now=self.clock.now(), probe=self.probe)
+            changed = self.breaker.succeeded(now=self.clock.now(), probe=self.probe, begun=True)
             self._tell(before, changed)
         elif end in (End.CUT, End.STALLED, End.FAILED):
             self.failed(end.value)
@@ -247,12 +247,21 @@ class _Verdict:
 class Tripping:
     """The layer."""
 
-    __slots__ = ("_breakers", "_clock", "_rng")
+    __slots__ = ("_breakers", "_clock", "_leaves", "_rng")
 
-    def __init__(self, *, breakers: Breakers, clock: Clock, rng: Rng) -> None:
+    def __init__(
+        self,
+        *,
+        breakers: Breakers,
+        clock: Clock,
+        rng: Rng,
+        leaves: Callable[[Call], bool] | None = None,
+    ) -> None:
+        """`leaves` says whose calls rather leave, to be held, than wait for an open breaker."""
         self._breakers = breakers
         self._clock = clock
         self._rng = rng
+        self._leaves = leaves
 
     def __call__(self, inner: Service) -> Service:
         """The service behind its breakers."""
@@ -326,7 +335,8 @@ class Tripping:
                 return 0
             if not ruling.sick and not call.rungs_left and breaker.state is State.OPEN:
                 return 0  # the pool holds the quota's queue; this breaker only starts ladders
-            if call.rungs_left or now >= call.deadline or hopeless(breaker, ruling, call):
+            held = self._leaves is not None and self._leaves(call)
+            if held or call.rungs_left or now >= call.deadline or hopeless(breaker, ruling, call):
                 call.notes.append(VerdictNote("trip", "open", ruling.because, now, ruling.reason))
                 raise refusal(ruling, scope, now=now)
             lane = call.tier.number if call.tier is not None else 0
