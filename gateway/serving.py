@@ -71,6 +71,7 @@ def listener(app: Any, *, http: Any = "httptools") -> Listener:  # noqa: ANN401 
     return Listener(
         uvicorn.Config(
             app,
+            interface="asgi3",  # uvicorn's guess takes a partial or a lambda for ASGI 2
             loop="none",
             http=http,
             ws="none",
