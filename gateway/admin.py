@@ -34,6 +34,7 @@ class AdminView:
         metrics: The Prometheus text; may render in a thread.
         explain: The decision record of a call, or None if it is unknown or forgotten.
         reload: Load the policy anew; "" on success, else the errors.
+        reset_loops: The conversations of a session ("" means all) begin anew; how many.
     """
 
     status: Callable[[], dict[str, Any]]
@@ -41,6 +42,7 @@ class AdminView:
     metrics: Callable[[], Awaitable[bytes]]
     explain: Callable[[str], dict[str, Any] | None]
     reload: Callable[[], Awaitable[str]]
+    reset_loops: Callable[[str], int]
 
 
 def answer(value: Any, *, status: int = 200, kind: str = JSON) -> Response:  # noqa: ANN401 - JSON
@@ -66,6 +68,7 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
             "/status",
             "/explain/{call_id}",
             "/reload (POST)",
+            "/loops/reset?session=NAME or ?all=1 (POST)",
         ]
         return answer({"tidegate": "admin", "paths": paths})
 
@@ -98,6 +101,12 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
             return problem(422, "policy refused; the old one stays in force", errors)
         return answer({"reloaded": True, "policy": view.status().get("policy")})
 
+    async def reset_loops(request: Request) -> Response:
+        session, everyone = request.query_params.get("session"), request.query_params.get("all")
+        if bool(session) == (everyone == "1"):
+            return problem(400, "whose loops", "give session=NAME, or all=1 for every conversation")
+        return answer({"reset": view.reset_loops(session or "")})
+
     async def missing(request: Request, _error: Exception) -> Response:
         return problem(
             404, "not found", f"{request.url.path[:200]} is not a path of the admin listener"
@@ -112,6 +121,7 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
             Route("/status", status),
             Route("/explain/{call_id}", explain),
             Route("/reload", reload, methods=["POST"]),
+            Route("/loops/reset", reset_loops, methods=["POST"]),
         ],
         exception_handlers={404: missing},
     )

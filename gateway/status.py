@@ -127,6 +127,7 @@ class View:
             metrics=self._page,
             explain=self.explain,
             reload=self.reload,
+            reset_loops=self._machine.loops.reset,
         )
 
     def status(self) -> dict[str, Any]:
@@ -145,6 +146,7 @@ class View:
             "models": models_status(snapshot),
             "pools": pools_status(machine.store),
             "breakers": breakers_status(machine.breakers, now),
+            "conversations": len(machine.loops),
             "holds": holds_status(machine.resuming, now),
             "not_ready": self.ready(),
         }

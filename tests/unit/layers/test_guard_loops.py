@@ -258,6 +258,10 @@ def test_ids_that_name_a_place_hide_no_loop():
     for count in (1, 2, 3):
         gateway.ask(chat(*(step(0, id_="call_0") for _ in range(count))))
     gateway.refuses(chat(*(step(0, id_="call_0") for _ in range(4))))
+    patient = Gateway()
+    for _ in range(9):
+        patient.ask(chat(*(step(0, id_="call_0") for _ in range(2))))
+    assert patient.stages == []
     numbered = Gateway()
     for count in (1, 2, 3):
         numbered.ask(chat(*(step(0, id_=f"call_{n}") for n in range(count))))
