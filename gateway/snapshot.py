@@ -6,7 +6,7 @@ Secrets live in `Secret`, whose `repr` and `str` are `***`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -223,6 +223,10 @@ class Tier:
     because: RuleId = ""
 
 
+BUDGETS = (":tokens:day", ":tokens:month", ":money:day", ":money:month")
+"""Ends of the names of pools that are budgets; `policy/compile.py` gives them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRule:
     """What one agent (or a pattern of agents) may do.
@@ -264,8 +268,15 @@ class AgentRule:
     because: RuleId = ""
 
     def accounting_for(self, pool: str) -> Accounting:
-        """How one of its own or its tenant's pools, given by name, charges tokens."""
-        return self.tenant_accounting if pool.startswith("tenant:") else self.accounting
+        """How one of its own or its tenant's pools, given by name, charges tokens.
+
+        A budget reserves what a call is expected to use: agents that always ask for 128,000 tokens
+        of output would else be refused for ever by every smaller budget.
+        """
+        said = self.tenant_accounting if pool.startswith("tenant:") else self.accounting
+        if pool.endswith(BUDGETS):
+            return replace(said, profile=Profile.REALTIME)
+        return said
 
     def wait_for(self, pool: str) -> Micros | None:
         """Longest wait in one of those pools; None: as long as the call may wait."""
