@@ -11,7 +11,7 @@ import zstandard
 
 from gateway import intake
 from gateway.call import End
-from gateway.errors import MalformedCall
+from gateway.errors import MalformedCall, Unauthenticated
 from gateway.snapshot import Provider, Snapshot
 from tests.fixtures.asgi import CHAT, Stage
 from tests.fixtures.fake_service import Answer, FakeService
@@ -209,6 +209,26 @@ def test_a_client_that_waits_for_100_continue_is_refused_without_reading():
     )
     assert one.status == 413
     assert one.received == 0
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["key", "token whose key set is fetched"])
+def test_a_strangers_body_is_not_read(later):
+    def stranger(_call):
+        raise Unauthenticated("nobody knows this key")
+
+    async def after_a_fetch(call):
+        stranger(call)
+
+    async def main():
+        async with Stage(FakeService()) as stage:
+            stage.recognize = after_a_fetch if later else stranger
+            length = [(b"content-length", b"30000000"), (b"expect", b"100-continue")]
+            one = await stage.ask(body=[b""], headers=length)
+            return one, stage.refused
+
+    one, refusals = run(main())
+    assert (one.status, one.received) == (401, 0)
+    assert [type(error) for error in refusals] == [Unauthenticated]
 
 
 def test_expectation_and_hop_by_hop_headers_stop_here():
