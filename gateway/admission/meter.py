@@ -47,6 +47,10 @@ LONGEST_BLOCK: Micros = 300 * MICRO
 BRINK_PPM = 900_000
 """Share of its room from which a log counts as nearly full: then a pace above 1 holds."""
 
+LEAST_SPAN: Micros = 100
+"""The span of any call where no rolling dimension gives it one: a pool of permits alone. Weights
+are 1 to 100 and divide it; were it 1, a tenant's weight would count for nothing there."""
+
 CALM_PPM = 970_000
 """The pace below that, where it is set above 1: with what stands in the bucket, the window is full
 just when its first charges leave."""
@@ -82,9 +86,9 @@ class Meter:
 
     __slots__ = (
         "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at",
-        "_fractions", "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling", "_rooms",
-        "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign", "level",
-        "logs", "now", "reason", "sums",
+        "_fractions", "_least", "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling",
+        "_rooms", "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign",
+        "level", "logs", "now", "reason", "sums",
     )  # fmt: skip
 
     def __init__(self, spec: PoolSpec, now: Micros) -> None:
@@ -129,6 +133,7 @@ class Meter:
         self._scales = tuple(
             0.0 if dim.calendar else dim.window / max(1, dim.limit) for dim in dims
         )
+        self._least = 1 if self._rolling else LEAST_SPAN
         self._reckon()
         self._open_periods()
 
@@ -316,7 +321,7 @@ class Meter:
     # --- questions
 
     def span(self, cost: Sequence[int]) -> Micros:
-        """The dominant share of a cost in micros of pool time, at least 1.
+        """The dominant share of a cost in micros of pool time, at least 1 (`LEAST_SPAN`).
 
         A span floored to 0 on a huge limit would make the backlog lie and waiters hang.
         """
@@ -325,7 +330,7 @@ class Meter:
             share = units * scale
             if share > largest:  # noqa: PLR1730 - a call of max() doubles the cost of this loop
                 largest = share
-        return floor(largest) or 1
+        return floor(largest) or self._least
 
     def dominant(self, cost: Sequence[int]) -> int:
         """Index of the dimension with the largest share of its limit; `BLOCKED` without any."""
@@ -374,7 +379,7 @@ class Meter:
             share = units * scale
             if share > largest:  # noqa: PLR1730 - the hot path
                 largest = share
-        return floor(largest) or 1
+        return floor(largest) or self._least
 
     def fit(self, lane: int, cost: Sequence[int]) -> Micros:
         """0 if the cost fits now, else micros until it may; `reason` then says what decides.

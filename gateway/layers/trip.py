@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import BreakerOpen, UpstreamFault
-from gateway.resilience.breaker import Allow, Breaker, State, Trip
+from gateway.resilience.breaker import MOST_UNDECIDED, Allow, Breaker, State, Trip
 from gateway.units import MICRO, Micros, Mode, Rng
 
 if TYPE_CHECKING:
@@ -116,6 +116,15 @@ class Breakers:
         self._inside.setdefault(scope, {})[inside] = None
         return inside
 
+    def undecided(self, scope: str) -> int:
+        """Attempts of this scope that were sent and have no head yet, as far as they matter."""
+        count = 0
+        for inside in self._inside.get(scope, ()):
+            count += inside.sent
+            if count >= MOST_UNDECIDED:
+                break
+        return count
+
     def leave(self, scope: str, inside: _Inside) -> None:
         """The call is inside no more: it has a head, or never will."""
         found = self._inside.get(scope)
@@ -132,6 +141,11 @@ class _Inside:
         self._call = call
         self._task = asyncio.current_task()
         self.evicted = False
+
+    @property
+    def sent(self) -> bool:
+        """The upstream has it."""
+        return self._call.sent
 
     def evict(self) -> None:
         """A call of which nothing was sent stops waiting; its permits go back."""
@@ -189,8 +203,9 @@ class _Verdict:
             self.breakers.on_failure(self.scope)
         before = self.breaker.version
         changed = self.breaker.failed(
-            now=self.clock.now(), rng=self.rng, reason=reason, hint=hint, probe=self.probe
-        )
+            now=self.clock.now(), rng=self.rng, reason=reason, hint=hint, probe=self.probe,
+            undecided=self.breakers.undecided(self.scope),
+        )  # fmt: skip
         self._tell(before, changed)
 
     def answered(self, reply: Reply) -> None:
@@ -305,6 +320,7 @@ class Tripping:
                 # to leave a pool that it is no longer in.
                 self._breakers.leave(scope, inside)
         except UpstreamFault as error:
+            self._breakers.leave(scope, inside)  # decided
             verdict.failed(error.code)
             raise
         except asyncio.CancelledError:

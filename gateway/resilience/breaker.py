@@ -21,6 +21,10 @@ from gateway.units import MICRO, Micros, Mode, Rng, RuleId
 
 FAST_CELLS = 20
 SLOW_CELLS = 30
+MOST_UNDECIDED = 100
+"""Attempts without a head that speak for the upstream at most: where failures are slow as well, a
+hundred calls a second must still open the breaker within a second of the first."""
+
 FOREVER: Micros = 1 << 62
 """Until an operator or a new configuration says otherwise."""
 
@@ -110,12 +114,12 @@ class Cells:
         place = self._advance(now)
         (self._good if good else self._bad)[place] += 1
 
-    def trips(self, *, volume: int, ratio_ppm: int, now: Micros) -> bool:
-        """Whether enough of enough results failed."""
+    def trips(self, *, volume: int, ratio_ppm: int, now: Micros, undecided: int = 0) -> bool:
+        """Whether enough of enough results failed; undecided attempts count as not failed."""
         self._advance(now)
         bad = sum(self._bad)
         total = bad + sum(self._good)
-        return total >= volume and bad * MICRO >= ratio_ppm * total
+        return total >= volume and bad * MICRO >= ratio_ppm * (total + undecided)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -219,17 +223,34 @@ class Breaker:
 
     # --- telling ---------------------------------------------------------------------------------
 
-    def started(self) -> None:
-        """A 2xx head arrived: enough to end a run of identical quota refusals."""
+    def started(self, *, now: Micros | None = None) -> None:
+        """A 2xx head arrived: enough to end a run of identical quota refusals.
+
+        With `now` it counts as good at once. A stream's end comes half a minute after its head and
+        a refusal after ten milliseconds: were only ends counted, one refusal in a hundred would
+        open the breaker whenever streams begin anew. Should it fail later, that counts as well.
+        """
         self._quota_run = 0
         self._quota = ""
+        if now is not None:
+            self._good(now)
 
-    def succeeded(self, *, now: Micros, probe: int = 0) -> bool:
-        """A 2xx reached its terminal event. Whether the breaker closed by it."""
-        self.started()
+    def _good(self, now: Micros) -> None:
         self._fast.add(good=True, now=now)
         self._slow.add(good=True, now=now)
         self._row = 0
+
+    def succeeded(self, *, now: Micros, probe: int = 0, begun: bool = False) -> bool:
+        """A 2xx reached its terminal event. Whether the breaker closed by it.
+
+        Args:
+            now: The instant.
+            probe: The probe this call was, 0 for none.
+            begun: Its head was counted as good already.
+        """
+        self.started()
+        if not begun:
+            self._good(now)
         if self.state is not State.HALF_OPEN or not probe or probe != self._probe:
             return False
         self._probe = 0
@@ -243,7 +264,14 @@ class Breaker:
         return True
 
     def failed(
-        self, *, now: Micros, rng: Rng, reason: str, hint: Micros | None = None, probe: int = 0
+        self,
+        *,
+        now: Micros,
+        rng: Rng,
+        reason: str,
+        hint: Micros | None = None,
+        probe: int = 0,
+        undecided: int = 0,
     ) -> bool:
         """A fault or a capacity refusal. Whether the breaker opened by it.
 
@@ -253,6 +281,9 @@ class Breaker:
             reason: For status and for the refusal's text; no secret.
             hint: The provider's own word to wait, or None.
             probe: The probe this call was, 0 for none.
+            undecided: Attempts under way without a head. Failures are faster than successes: of
+                four hundred calls that start at once, twenty may fail before the first head comes,
+                and the breaker that has just closed would open again, for ever.
         """
         self._fast.add(good=False, now=now)
         self._slow.add(good=False, now=now)
@@ -268,11 +299,18 @@ class Breaker:
                 return False
             return self._open(now=now, rng=rng, reason=reason, hint=hint)
         rules = self._rules
+        undecided = min(undecided, MOST_UNDECIDED)
         tripped = (
-            self._row >= rules.in_a_row
-            or self._fast.trips(volume=rules.fast_volume, ratio_ppm=rules.fast_ratio_ppm, now=now)
-            or self._slow.trips(volume=rules.slow_volume, ratio_ppm=rules.slow_ratio_ppm, now=now)
-        )
+            self._row >= max(rules.in_a_row, undecided // 2)
+            or self._fast.trips(
+                volume=rules.fast_volume, ratio_ppm=rules.fast_ratio_ppm, now=now,
+                undecided=undecided,
+            )
+            or self._slow.trips(
+                volume=rules.slow_volume, ratio_ppm=rules.slow_ratio_ppm, now=now,
+                undecided=undecided,
+            )
+        )  # fmt: skip
         return tripped and self._open(now=now, rng=rng, reason=reason, hint=hint)
 
     def refused_for_quota(self, *, key: str, blocked_until: Micros, probe: int = 0) -> bool:
