@@ -1,11 +1,11 @@
-"""Proof S1: a guest stopped at random moments continues in fresh processes to the bit-identical result.
+"""Proof S1: a guest stopped at random moments continues in fresh processes, bit-identical.
 
 `python -m loadtests.hops --json [--hops N] [--seed S] [--guests kernel,javascript,python]`
 
-Every slice is a process of its own: it reads the snapshot's bytes, runs for a random 5 to 25 ms of CPU
-or until an effect, writes the next snapshot and ends. The same work, undisturbed in one process (kernels
-and scripts on the *plain*, uninstrumented module), gives what must be equal: result or output, memory,
-requests. A guest whose interpreter cannot be had is null, with the reason.
+Every slice is a process of its own: it reads the snapshot's bytes, runs for a random 5 to 25 ms or
+until an effect, writes the next snapshot and ends. The same work, undisturbed in one process on the
+*plain*, uninstrumented module, gives what must be equal: result or output, memory, requests. A guest
+whose interpreter cannot be had is null, with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ const [owner, again] = agent.all([agent.later.tool('crm.owner', { id: agent.inpu
 agent.checkpoint('facts gathered');
 try { agent.tool('no_such_tool', {}); } catch (e) { console.log('caught', e.code, e.message); }
 agent.emit({ owner, again, text: 'x'.repeat(3000).length });
-console.log('RESULT', JSON.stringify([...seen]), agent.get('step'), agent.llm('y'.repeat(5000)).length);
+const last = agent.llm('y'.repeat(5000)).length;
+console.log('RESULT', JSON.stringify([...seen]), agent.get('step'), last);
 """
 
 PYTHON = """
