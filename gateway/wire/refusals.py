@@ -9,6 +9,8 @@ what its client *does* next. The rules:
   `retry_after` is hard.
 * Codex answers one 429 with thirty requests and ignores `x-should-retry`, but stops at 400: on
   Responses it gets 400 for every refusal of ours that would make it come back.
+* Claude Code answers a 400 with six requests, whatever `x-should-retry` says (measured with
+  2.1.332), and one hard 429 with none: it gets that for a call that can never fit.
 * Messages knows 529 `overloaded_error` where others know 503.
 * A text is signed "Tidegate", because Claude Code blames images for any 413, and names the rule.
 * After an early 200 the error stands in the stream (`in_band`), in a form SDKs do not retry.
@@ -82,6 +84,7 @@ class _Row:
         rpc: JSON-RPC code.
         openai, anthropic: The dialects' own types.
         codex: Whether Codex would come back and so gets 400.
+        claude: Whether Claude Code would come back and so gets 429.
     """
 
     status: int
@@ -91,6 +94,7 @@ class _Row:
     messages: int = 0
     rpc_status: int = 0
     codex: bool = False
+    claude: bool = False
 
 
 _TABLE: tuple[tuple[type[GatewayError], _Row], ...] = (
@@ -112,7 +116,7 @@ _TABLE: tuple[tuple[type[GatewayError], _Row], ...] = (
         status=426, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-31426)),
     (NeverFits, _Row(
         status=400, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-31413,
-        rpc_status=413)),
+        rpc_status=413, claude=True)),
     (ContractBreach, _Row(
         status=400, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-32602)),
     (KeyConflict, _Row(
@@ -300,6 +304,8 @@ def _status(row: _Row, *, dialect: Dialect, family: Family, client: ClientKind) 
     if family is Family.MCP:
         return row.rpc_status or row.status
     if family is Family.ANTHROPIC:
+        if client is ClientKind.CLAUDE_CODE and row.claude:
+            return 429
         return row.messages or row.status
     if client is ClientKind.CODEX and dialect is Dialect.RESPONSES and row.codex:
         return 400
