@@ -104,6 +104,7 @@ class Gateway:
         self._path = chosen.policy or settings.default_policy()
         self._clock = LoopClock(precise=True)
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._rng = Random(secrets.randbits(64))  # noqa: S311 - jitter and ids
         self._metrics = Metrics(version=__version__)
         self._redact = Redactor()
@@ -121,7 +122,7 @@ class Gateway:
         """Serve until a signal, drain, and leave nothing behind."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._signalled)
         try:
             await self._serve(await self._environment())
         finally:
@@ -129,6 +130,12 @@ class Gateway:
                 await self._emulator.stop()
             self._log.close()
         return 0
+
+    def _signalled(self) -> None:
+        """The first signal drains, a second one ends the draining."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
 
     async def _environment(self) -> dict[str, str]:
         """The variables that policy may name: the process's, the development key, the emulator."""
@@ -216,8 +223,20 @@ class Gateway:
     async def _drain(self, edge: Edge, machine: Machine, snapshot: Snapshot) -> None:
         self._log.info("stopping", in_flight=edge.in_flight)
         limit = snapshot.edge.drain
-        cut, _ = await asyncio.gather(edge.drain(limit), machine.resuming.drain(limit))
-        self._log.info("drained", cut=cut)
+        async with asyncio.TaskGroup() as tasks:
+            draining = tasks.create_task(edge.drain(limit))
+            resuming = tasks.create_task(machine.resuming.drain(limit))
+            hurried = tasks.create_task(self._hurry.wait())
+            await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            if not draining.done():
+                self._log.warning("drain_cut_short", in_flight=edge.in_flight)
+                draining.cancel()
+                resuming.cancel()
+            hurried.cancel()
+        if draining.cancelled():
+            await edge.drain(0)
+        else:
+            self._log.info("drained", cut=draining.result())
 
     async def _miss(self, emulator: Emulator) -> None:
         """The emulator is a stand-in for a provider: its end is news, not the gateway's end."""

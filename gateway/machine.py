@@ -31,6 +31,7 @@ from gateway.layers.trace import Tracing
 from gateway.layers.trip import Breakers
 from gateway.pipeline import Parts, held_pipeline
 from gateway.record import Recorder
+from gateway.resilience.breaker import State
 from gateway.resilience.budget import RetryBudget
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
@@ -181,8 +182,14 @@ class Machine:
             tracing=self._tracing(rng),
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
             loops=self.loops,
-            holding=Holding(self.resuming.keep, clock),
+            holding=Holding(self.resuming.keep, clock, self._broken),
         )
+
+    def _broken(self, call: Call) -> bool:
+        if call.deployment is None:
+            return False
+        breaker = self.breakers.of(call.deployment.id, call.snapshot.breaker)
+        return breaker.state is not State.CLOSED
 
     def _resuming(self, rng: Rng) -> Resuming:
         def snapshot() -> Snapshot:
@@ -249,6 +256,7 @@ class Machine:
         self._redact.replace(secrets_of(new))
         self.log.level = self._level or new.logs.level
         self.credentials.health.clear()
+        self.breakers.renew()
         if self.spawn is not None:
             # Pools of upstreams that are gone close when the last call pinned to them ends.
             self.spawn(self.transport.keep({one.base_url for one in new.providers.values()}))

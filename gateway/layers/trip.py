@@ -28,6 +28,10 @@ MAX_BREAKERS = 10_000
 """Scopes remembered; the least recently used closed one is forgotten first."""
 SICK = frozenset({Kind.FAULT, Kind.CAPACITY})
 SPENT = frozenset({Kind.PERIOD, Kind.MONEY})
+SPENT_LOOK: Micros = 900 * MICRO
+"""How long a spent account is left alone where the provider names no reset: then one call looks
+again, because nobody tells us that a bill was paid. A new policy looks at once (docs/adr/0015)."""
+LONGEST_SHUT: Micros = 25 * 3_600 * MICRO
 
 
 class Breakers:
@@ -72,6 +76,13 @@ class Breakers:
     def __iter__(self) -> Iterator[tuple[str, Breaker]]:
         """Scopes and breakers, for status."""
         return iter(self._by_scope.items())
+
+    def renew(self) -> None:
+        """A new policy may bring another credential: who is shut gets a fresh chance."""
+        for scope, breaker in list(self._by_scope.items()):
+            if breaker.state is State.SHUT:
+                breaker.told(State.HALF_OPEN, until=0, reason=breaker.reason)
+                self.changed(scope)
 
     def changed(self, scope: str) -> None:
         """Tell the observer, take waiters out of pools where it is sick, wake who waits for it."""
@@ -220,6 +231,10 @@ class _Verdict:
             self.told = True
             before = self.breaker.version
             self.breaker.aborted(probe=self.probe)
+            if not reply.spares_pool:  # no other credential is left to serve
+                stated = reply.retry_after or SPENT_LOOK
+                reason = f"{kind.value} {reply.code}".rstrip()
+                self.breaker.shut(until=now + min(stated, LONGEST_SHUT), reason=reason)
             self._tell(before, changed=False)
         elif kind is Kind.QUOTA:
             self.told = True

@@ -18,6 +18,14 @@ RUNG = Deployment(
 )
 
 
+def the_clock() -> LoopClock:
+    """One clock per loop: a second one would be anchored elsewhere."""
+    loop = asyncio.get_running_loop()
+    if not hasattr(loop, "clock"):
+        loop.clock = LoopClock()
+    return loop.clock
+
+
 def call(number: int = 1, *, lane: int = 2, patience: int = 60, rungs_left: int = 0) -> Call:
     made = Call(
         id=f"c{number}", dialect=Dialect.CHAT, family=Family.OPENAI, method="POST", path="/",
@@ -27,13 +35,13 @@ def call(number: int = 1, *, lane: int = 2, patience: int = 60, rungs_left: int 
     made.fields = Fields(model="m")
     made.deployment = RUNG
     made.tier = Tier(name="t", number=lane)
-    made.deadline = LoopClock().now() + patience * MICRO
+    made.deadline = the_clock().now() + patience * MICRO
     made.rungs_left = rungs_left
     return made
 
 
 def layer(breakers: Breakers):
-    return Tripping(breakers=breakers, clock=LoopClock(), rng=Random(1))
+    return Tripping(breakers=breakers, clock=the_clock(), rng=Random(1))
 
 
 async def away(_call):
@@ -131,3 +139,58 @@ def test_failures_are_counted_once_each():
         return counted
 
     assert run(main()) == ["p/m"]
+
+
+def spent(*, code: str = "insufficient_quota", wait: int | None = None, spares: bool = False):
+    async def inner(_call):
+        reply = Reply(status=429, headers=[], source=Bytes(b""))
+        reply.kind, reply.code = Kind.MONEY, code
+        reply.retry_after = wait
+        reply.spares_pool = spares
+        return reply
+
+    return inner
+
+
+def states(breakers: Breakers) -> list[str]:
+    return [breaker.state.value for _, breaker in breakers]
+
+
+def test_a_spent_account_is_not_asked_again_for_a_quarter_of_an_hour():
+    async def main():
+        breakers = Breakers()
+        reply = await layer(breakers)(spent())(call())
+        await reply.close(End.COMPLETE)
+        with pytest.raises(BreakerOpen) as refused:
+            await layer(breakers)(well)(call())
+        await asyncio.sleep(901)
+        later = await layer(breakers)(well)(call())
+        return refused.value, later.status
+
+    refused, status = run(main())
+    assert "money insufficient_quota" in refused.message
+    assert refused.retry_after is None  # hard: coming back within a minute does not help
+    assert status == 200
+
+
+def test_a_spent_account_shuts_nothing_while_another_credential_is_healthy():
+    async def main():
+        breakers = Breakers()
+        reply = await layer(breakers)(spent(spares=True))(call())
+        await reply.close(End.COMPLETE)
+        return states(breakers)
+
+    assert run(main()) == ["closed"]
+
+
+def test_a_new_policy_gives_a_spent_account_a_fresh_chance():
+    async def main():
+        breakers = Breakers()
+        reply = await layer(breakers)(spent(wait=3_600 * MICRO))(call())
+        await reply.close(End.COMPLETE)
+        before = states(breakers)
+        breakers.renew()
+        served = await layer(breakers)(well)(call())
+        return before, served.status
+
+    assert run(main()) == (["shut"], 200)
