@@ -1,9 +1,10 @@
 """A call that no rung can serve now, but which may be served later, is kept and answered 202.
 
 Outside estimate and the caller's own limits: a kept call has cost nothing, and passes all of them
-when it is executed. It acts on one refusal only, an open breaker without a rung left, and only for
-callers that asked (`Prefer: respond-async`) or whose tier says so; `tidegate-hold: never` opts out.
-The 202 is sent after the call is on disk, never before.
+when it is executed. It acts on an open breaker without a rung left, and on a refusal by which one
+opened or stays open (the caller that was its probe shall not fare worse than those behind it). It
+acts only for callers that asked (`Prefer: respond-async`) or whose tier says so; `tidegate-hold:
+never` opts out. The 202 is sent after the call is on disk, never before.
 
 A stream that waits is kept alive from `keepalive_after` on, by a head that says 200. After that no
 202 can be said, so such a call is refused as if nobody had asked.
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 
-from gateway.call import Bytes, Call, Dialect, Reply, Service, VerdictNote
-from gateway.errors import BreakerOpen
+from gateway.call import Bytes, Call, Dialect, End, Kind, Reply, Service, VerdictNote
+from gateway.errors import BreakerOpen, UpstreamFault
 from gateway.units import MICRO, Micros, Mode
 from gateway.wire import prefer
 from gateway.wire.ratelimit_headers import whole_seconds
@@ -35,6 +36,9 @@ KEPT = frozenset({
 })  # fmt: skip
 """Dialects whose calls may be held: those whose requests we read whole."""
 
+REFUSED = frozenset({Kind.FAULT, Kind.CAPACITY})
+"""Answers of a sick provider, which has certainly served nothing."""
+
 MARGIN: Micros = MICRO
 """Time before a stream is opened in which a hold must be on disk."""
 
@@ -42,13 +46,20 @@ PATH = "/v1/holds/"
 
 
 class Holding:
-    """The layer."""
+    """The layer.
 
-    __slots__ = ("_clock", "_keep")
+    Args:
+        keep: Writes a call down.
+        clock: Its time.
+        broken: Whether the breaker of the rung that a call tried last is not closed.
+    """
 
-    def __init__(self, keep: Keep, clock: Clock) -> None:
+    __slots__ = ("_broken", "_clock", "_keep")
+
+    def __init__(self, keep: Keep, clock: Clock, broken: Callable[[Call], bool]) -> None:
         self._keep = keep
         self._clock = clock
+        self._broken = broken
 
     def wants(self, call: Call) -> bool:
         """Whether this call is to be held rather than to wait for a breaker."""
@@ -70,13 +81,28 @@ class Holding:
 
         async def serve(call: Call) -> Reply:
             try:
-                return await inner(call)
-            except BreakerOpen as error:
-                if not self.wants(call):
+                reply = await inner(call)
+            except UpstreamFault as error:
+                if not self._unserved(call, error) or not self.wants(call):
                     raise
-                return self._accepted(call, await self._keep(call, error), error)
+                return await self._held(call, as_open(error))
+            if reply.kind not in REFUSED or not self._broken(call) or not self.wants(call):
+                return reply
+            await reply.close(End.FAILED)
+            text = f"The provider refused with {reply.status} {reply.code}".rstrip()
+            sick = BreakerOpen(f"{text}.", because="breakers", retry_after=reply.retry_after)
+            return await self._held(call, sick)
 
         return serve
+
+    def _unserved(self, call: Call, error: UpstreamFault) -> bool:
+        """Whether no provider has seen this call, and its breaker says why."""
+        if isinstance(error, BreakerOpen):
+            return True
+        return not call.sent and self._broken(call)
+
+    async def _held(self, call: Call, error: BreakerOpen) -> Reply:
+        return self._accepted(call, await self._keep(call, error), error)
 
     def _accepted(self, call: Call, held: Held, error: BreakerOpen) -> Reply:
         now = self._clock.now()
@@ -103,3 +129,10 @@ class Holding:
         })  # fmt: skip
         headers.append((b"content-length", b"%d" % len(body)))
         return Reply(status=202, headers=headers, source=Bytes(body))
+
+
+def as_open(error: UpstreamFault) -> BreakerOpen:
+    """The fault as the reason why a call is held."""
+    if isinstance(error, BreakerOpen):
+        return error
+    return BreakerOpen(error.message, because="breakers", retry_after=error.retry_after)
