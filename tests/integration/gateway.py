@@ -465,8 +465,8 @@ def emulation(**changes: Any) -> dict[str, Any]:
 
 
 def command(*arguments: str) -> list[str]:
-    """The `tidegate` command of this environment."""
-    return [str(Path(sys.executable).with_name("tidegate")), *arguments]
+    """The `tidegate` command of this very checkout."""
+    return [sys.executable, "-m", "gateway", *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -759,7 +759,8 @@ class World:
             process = self.gateway.process
             if process is not None and process.returncode is None:
                 assert await self.gateway.stop() == 0, self.gateway.err.read_text()[-3000:]
-                assert self.gateway.crashes() == []
+                crashes = self.gateway.crashes()
+                assert crashes == []
         finally:
             await self.edge.stop()
             await self.upstream.stop()
