@@ -8,12 +8,14 @@ begun.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import UpstreamFault, UpstreamTimeout, UpstreamUnreachable
 from gateway.resilience.backoff import next_delay, wait_for
+from gateway.resilience.budget import RetryBudget
 from gateway.units import MICRO, Micros, Mode, Rng
 
 if TYPE_CHECKING:
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 
     from gateway.clock import Clock
     from gateway.resilience.backoff import BackoffRules
-    from gateway.resilience.budget import RetryBudget
 
 REQUEUED = frozenset({Kind.QUOTA, Kind.RAMP})
 BACKED_OFF = frozenset({Kind.CAPACITY, Kind.FAULT})
 OTHER_KEY = frozenset({Kind.AUTH, Kind.MONEY, Kind.PERIOD})
+MOST_PURSES = 10_000
+"""Principals whose own budget is remembered."""
 MOST_KEYS = 8
 """Credentials one call may try."""
 REPEATABLE = (UpstreamTimeout, UpstreamUnreachable)
@@ -141,7 +144,7 @@ class Retrying:
         on_retry: Called with the reason of every further attempt, for metrics.
     """
 
-    __slots__ = ("_budget", "_clock", "_rng", "_spares", "on_retry")
+    __slots__ = ("_budget", "_clock", "_own", "_rng", "_spares", "on_retry")
 
     def __init__(
         self,
@@ -156,6 +159,7 @@ class Retrying:
         self._rng = rng
         self._budget = budget
         self._spares = spares
+        self._own: OrderedDict[str, RetryBudget] = OrderedDict()
         self.on_retry = on_retry
 
     def __call__(self, inner: Service) -> Service:
@@ -189,7 +193,7 @@ class Retrying:
             other_key=kind is not Kind.CALLER and self._spares.other_credential(call),
             rng=self._rng,
         )
-        if isinstance(ruling, Again) and not self._budget.take(now=now):
+        if isinstance(ruling, Again) and not self._purse(call, now).take(now=now):
             ruling = "the retry budget is spent"
         if isinstance(ruling, str):
             call.notes.append(VerdictNote("retry", "give_up", rules.because, now, ruling))
@@ -201,6 +205,24 @@ class Retrying:
         note = VerdictNote("retry", ruling.why, rules.because, now, f"attempt after {kind.value}")
         call.notes.append(note)
         return ruling
+
+    def _purse(self, call: Call, now: Micros) -> RetryBudget:
+        """Whose budget pays for a further attempt: the principal's own where an SDK repeats a call.
+
+        Attempts of an SDK and ours multiply; a caller that repeats much must not spend everybody's.
+        """
+        repeat = call.header(b"x-stainless-retry-count")
+        if call.principal is None or repeat is None or repeat == b"0":
+            return self._budget
+        name = call.principal.id
+        own = self._own.get(name)
+        if own is None:
+            own = self._own[name] = RetryBudget(call.snapshot.backoff, now=now)
+            if len(self._own) > MOST_PURSES:
+                self._own.popitem(last=False)
+        else:
+            self._own.move_to_end(name)
+        return own
 
     async def _end(self, call: Call, outcome: Reply | UpstreamFault) -> Reply:
         if isinstance(outcome, Reply) and ours_to_mend(call, outcome):

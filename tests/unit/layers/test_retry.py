@@ -4,10 +4,14 @@ from random import Random
 
 import pytest
 
-from gateway.call import Kind
-from gateway.layers.retry import Again, Attempts, decide
+from gateway.call import Bytes, Call, Dialect, Family, Kind, Principal, Reply
+from gateway.clock import LoopClock
+from gateway.layers.retry import Again, Attempts, Retrying, decide
 from gateway.resilience.backoff import BackoffRules
+from gateway.resilience.budget import RetryBudget
+from gateway.snapshot import AgentRule, Snapshot
 from gateway.units import MICRO, Mode
+from tests.sim.loop import run
 
 RULES = BackoffRules(attempts=3, requeues=2, max_retry_after=5 * MICRO)
 
@@ -66,3 +70,42 @@ def test_a_wait_that_outlives_the_deadline_is_given_up():
 def test_shadow_retries_nothing():
     rules = BackoffRules(mode=Mode.SHADOW)
     assert isinstance(ruling(Kind.FAULT, rules=rules), str)
+
+
+def test_a_caller_whose_sdk_repeats_spends_its_own_budget_and_nobody_elses():
+    async def main():
+        clock = LoopClock()
+        rules = BackoffRules(base=1, cap=2, attempts=2, budget_max=1, budget_min_per_second=0)
+        shared = RetryBudget(rules, now=clock.now())
+        attempts: list[str] = []
+
+        async def faulty(one):
+            attempts.append(one.id)
+            reply = Reply(status=500, headers=[], source=Bytes(b""))
+            reply.kind = Kind.FAULT
+            return reply
+
+        class NoSpares:
+            def other_credential(self, _call):
+                return False
+
+        layer = Retrying(clock=clock, rng=Random(1), budget=shared, spares=NoSpares())
+
+        async def ask(name, repeat):
+            one = Call(
+                id=name, dialect=Dialect.CHAT, family=Family.OPENAI, method="POST", path="/",
+                target=b"/", received=0, snapshot=Snapshot(revision=1, digest="", backoff=rules),
+                headers=[(b"x-stainless-retry-count", repeat)],
+            )  # fmt: skip
+            rule = AgentRule(id=name, tenant="t")
+            one.principal = Principal(id=name, agent=name, tenant="t", rule=rule)
+            one.deadline = clock.now() + 60 * MICRO
+            await layer(faulty)(one)
+
+        for _ in range(3):
+            await ask("repeats", b"1")
+        await ask("first", b"0")
+        return attempts
+
+    # Its own single retry once, then none; the shared one is still there for somebody else.
+    assert run(main()) == ["repeats"] * 4 + ["first"] * 2
