@@ -72,7 +72,7 @@ class Programs:
     """The installed programs.
 
     Attributes:
-        seconds: What installing took; about 0 where everything was there.
+        seconds: What installing took in all; about 0 where everything was there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +108,7 @@ class Programs:
                 )  # fmt: skip
             for name in names:
                 await self._add(name)
-        self.seconds = time.monotonic() - began
+        self.seconds += time.monotonic() - began
         return self
 
     async def _add(self, name: str) -> None:
