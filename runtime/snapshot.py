@@ -346,6 +346,8 @@ def _parse(  # noqa: C901  (one refusal a line)
         runs.append((first, count, None if zero else take(count * PAGE)))
     if cut[0] != len(body):
         raise SnapshotCorrupt("the body has bytes left over")
+    if not all(isinstance(header[one], str) for one in ("base", "parent", "module_hash")):
+        raise SnapshotCorrupt("a name is not a name")
     if header["kind"] not in ("base", "full", "delta"):
         raise SnapshotMismatch(f"kind {header['kind']!r}")
     return Snapshot(

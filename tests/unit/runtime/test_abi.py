@@ -128,7 +128,9 @@ def test_effects_end_with_a_warning_and_then_the_task():
 
 
 def test_a_request_is_known_again_by_its_digest():
-    same = [abi.request("tool.call", args, 1).digest for args in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    same = [
+        abi.request("tool.call", args, 1).digest for args in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    ]
     assert same[0] == same[1]
     assert abi.request("tool.call", {"a": 1, "b": 3}, 1).digest != same[0]
 
@@ -141,7 +143,12 @@ def test_a_reply_that_is_too_large_becomes_an_error():
 
 def test_the_state_survives_its_json():
     state = State(
-        argv=["a"], files={"/x": b"1"}, fds={4: ["/x", 7]}, request=b"\xff", inbox=b"r", local={"m": 1}
+        argv=["a"],
+        files={"/x": b"1"},
+        fds={4: ["/x", 7]},
+        request=b"\xff",
+        inbox=b"r",
+        local={"m": 1},
     )
     row = json.loads(json.dumps(state.to_json()))
     again = State.from_json(row, files=state.files, request=b"\xff", inbox=b"r")

@@ -43,7 +43,10 @@ def test_a_function_that_calls_itself_is_a_cycle():
 
 
 def test_an_indirect_call_reaches_every_element():
-    table = {"s4": vec([b"\x70\x00\x02"]), "s9": vec([b"\x00\x41\x00\x0b" + vec([b"\x00", b"\x01"])])}
+    table = {
+        "s4": vec([b"\x70\x00\x02"]),
+        "s9": vec([b"\x00\x41\x00\x0b" + vec([b"\x00", b"\x01"])]),
+    }
     through = body(b"\x41\x00\x11\x00\x00")
     _, cyclic = placed(through, body(call(2)), body(call(0)), body(b"\x01"), **table)
     assert cyclic == {0, 1, 2}, "0 -> any element -> 1 -> 2 -> 0; 3 is in no element segment"

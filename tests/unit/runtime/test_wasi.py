@@ -19,7 +19,9 @@ class Guest:
 
     def __init__(self) -> None:
         self.memory = bytearray(65_536)
-        self.state = State(argv=["qjs", "ü"], files={"/agent/main.js": b"0123456789", "/lib/x": b""})
+        self.state = State(
+            argv=["qjs", "ü"], files={"/agent/main.js": b"0123456789", "/lib/x": b""}
+        )
         self.outbox: list = []
         self.yields = 0
         self.code = None
