@@ -185,6 +185,8 @@ class Call:
             and our meter at the grant, by pool.
         place_key (admit): names a kept place; "" until one is asked for.
         sent (dispatch): the first request byte was handed to the transport in this attempt.
+        answer (dispatch): the last upstream's reply, for whoever must close what a failing layer
+            let fall.
         usage_injected (dispatch): `stream_options.include_usage` was added in the client's stead.
         upstream_us (dispatch): micros spent waiting for upstream heads, all attempts together.
         upstream_status, first_byte, credential (dispatch): of the last attempt; `first_byte` is an
@@ -196,10 +198,10 @@ class Call:
     """
 
     __slots__ = (
-        "attempt", "body", "client", "coding", "credential", "deadline", "deployment", "dialect",
-        "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers", "id",
-        "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer", "place_key",
-        "principal", "queue_us", "received", "reserved", "rungs_left", "sent", "session",
+        "answer", "attempt", "body", "client", "coding", "credential", "deadline", "deployment",
+        "dialect", "end", "estimate", "extra_headers", "family", "fields", "first_byte",
+        "headers", "id", "meters", "method", "model", "notes", "overhead_us", "parsed", "path",
+        "peer", "place_key", "principal", "queue_us", "received", "reserved", "rungs_left", "sent", "session",
         "snapshot", "tags", "target", "tier", "upload", "upstream_status", "upstream_us",
         "usage", "usage_injected",
     )  # fmt: skip
@@ -250,6 +252,7 @@ class Call:
         self.tags: dict[str, int] | None = None
         self.meters: dict[str, tuple[int, ...]] | None = None
         self.sent = False
+        self.answer: Reply | None = None
         self.credential = ""
         self.upstream_status = 0
         self.upstream_us: Micros = 0
@@ -391,12 +394,21 @@ class Reply:
         self._closers.append(closer)
 
     def finish(self, end: End) -> None:
-        """First half of closing, synchronous and idempotent: everything counted is given back."""
+        """First half of closing, synchronous and idempotent: everything counted is given back.
+
+        A closer that fails keeps none of the others from giving back; its exception is raised last.
+        """
         if self._ended is not None:
             return
         self._ended = end
+        failure: Exception | None = None
         for closer in self._closers:
-            closer(end)
+            try:
+                closer(end)
+            except Exception as error:  # noqa: BLE001 - raised below, once all have had their turn
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     async def close(self, end: End) -> None:
         """Everything is given back: `finish`, then the upstream connection. Idempotent."""

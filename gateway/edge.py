@@ -244,8 +244,9 @@ class Edge:
             link = flight.outlet.link
             if link is not None:
                 link.on_gone = None
-            if flight.reply is not None:
-                await self._close(flight.reply, flight.why or flight.ended, flight.call.id)
+            reply = flight.reply or flight.call.answer  # a layer may have failed with it in hand
+            if reply is not None:
+                await self._close(reply, flight.why or flight.ended, flight.call.id)
 
     async def _attempt(self, flight: Flight, *, streams: bool) -> GatewayError | None:
         """None once the call was answered or its client is gone; else what to say instead."""

@@ -285,6 +285,7 @@ class Dispatch:
         source = Relayed(incoming, first, rest, clock=clock, idle=timeouts.idle, until=until)
         headers = wire_headers.to_client(incoming.headers)
         reply = Reply(status=incoming.status, headers=headers, source=source)
+        call.answer = reply
         reply.taps.append(source.touched)
         if error is not None:
             self._understand(reply, incoming, provider, error)
