@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 EMULATOR_VARIABLE = "TIDEGATE_EMULATOR_URL"
 DEV_KEY_VARIABLE = "TIDEGATE_DEV_KEY"
+COLLECT = (10_000, 20, 20)
+"""Python's 700 new objects are four calls in flight: its collector would look at each of them."""
+
 DEFAULTS = {"": ("127.0.0.1", 8484), "ADMIN_": ("127.0.0.1", 8485)}
 
 
@@ -213,6 +216,7 @@ class Gateway:
     ) -> None:
         gc.collect()
         gc.freeze()  # what is here now lives as long as the process
+        gc.set_threshold(*COLLECT)
         host, port = sockets[0].getsockname()[:2]
         admin_port = sockets[1].getsockname()[1]
         model = next(iter(snapshot.models), "gpt-4o")

@@ -262,6 +262,13 @@ class Connection(HttpToolsProtocol):
             self.transport.write(unreadable(cycle.scope["raw_path"]))
         self.transport.close()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer."""
+        name = name.lower()
+        if len(name) == 6 and name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()

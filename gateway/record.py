@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.telemetry.decisions import Record
+from gateway.telemetry.decisions import Quotes, Record
 
 if TYPE_CHECKING:
     from gateway.call import Call
@@ -23,17 +23,18 @@ LONGEST_NAME = 128
 class Recorder:
     """Called once at the end of each call."""
 
-    __slots__ = ("_clock", "_decisions", "_log")
+    __slots__ = ("_clock", "_decisions", "_log", "_quote")
 
     def __init__(self, log: Log, decisions: Decisions, clock: Clock) -> None:
         self._log = log
         self._decisions = decisions
         self._clock = clock
+        self._quote = Quotes()
 
     def __call__(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> None:
         """Log line and decision record."""
         record = self._record(call, status, outcome, error)
-        line = record.line()
+        line = record.line(self._quote)
         self._decisions.add(call.id, line, call.snapshot.places)
         if call.snapshot.logs.access:
             self._log.write(line, plain=record.plain)

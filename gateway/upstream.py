@@ -177,15 +177,17 @@ def check_request(out: Outgoing) -> None:
         raise TransportFault("malformed", sent="nothing", detail="the method is not a token")
     if _TARGET.fullmatch(out.target) is None:
         raise TransportFault("malformed", sent="nothing", detail="a forbidden byte in the target")
-    for name, value in out.headers:
-        both = name + value
-        if b"\n" in both or b"\r" in both or b"\0" in both or not name or b":" in name:
-            raise TransportFault("malformed", sent="nothing", detail="a header ends its own line")
+    names = [pair[0] for pair in out.headers]
+    text = b"".join([pair[1] for pair in out.headers]) + b"".join(names)
+    if b"\n" in text or b"\r" in text or b"\0" in text or b"" in names or b":" in b"".join(names):
+        raise TransportFault("malformed", sent="nothing", detail="a header ends its own line")
 
 
 def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
     """The head of the request as it leaves: headers keep order, repeats and bytes."""
-    pairs = [(b"host", host), *forwarded(out.headers), *framing(out)]
+    pairs = [(b"host", host)]
+    pairs += [pair for pair in out.headers if pair[0] not in _OWN_HEADERS]
+    pairs += framing(out)
     lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
     return b"%b %b%b HTTP/1.1\r\n%b\r\n" % (out.method.encode(), prefix, out.target, lines)
 
@@ -194,11 +196,7 @@ class AiohttpTransport:
     """One aiohttp pool per upstream, HTTP/1.1 only; the number in flight is admission's say."""
 
     def __init__(
-        self,
-        *,
-        idle: Micros = IDLE,
-        tls: ssl.SSLContext | None = None,
-        probe: Probe | None = None,
+        self, *, idle: Micros = IDLE, tls: ssl.SSLContext | None = None, probe: Probe | None = None
     ) -> None:
         """Nothing is opened until the first `send`, which must run in the loop of all others.
 
@@ -214,14 +212,7 @@ class AiohttpTransport:
         self._closed = False
 
     async def send(self, out: Outgoing) -> Incoming:
-        """True after: the head has arrived, the body is unread.
-
-        A pooled connection found dead is replaced unseen; a request of which a byte was taken is
-        never repeated.
-
-        Raises:
-            TransportFault: The exchange broke before the head was complete.
-        """
+        """As `Transport`; a dead pooled connection is replaced, what left is never repeated."""
         check_request(out)
         upstream = self._upstreams.get(out.base_url)
         if upstream is None:
@@ -313,7 +304,6 @@ class _Pipe(asyncio.BufferedProtocol):
     def __init__(self, handler: _Handler, buffer: memoryview) -> None:
         self.handler = handler
         self._buffer = buffer
-        # All but the reading is the handler's own.
         self.connection_made = handler.connection_made  # type: ignore[method-assign]
         self.connection_lost = handler.connection_lost  # type: ignore[method-assign]
         self.pause_writing = handler.pause_writing  # type: ignore[method-assign]

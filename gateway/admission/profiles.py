@@ -429,19 +429,19 @@ def reserve(accounting: Accounting, estimate: Estimate, spec: PoolSpec) -> tuple
         fresh = 0
     vector = []
     for dimension in spec.dimensions:
-        match dimension.name:
-            case "requests":
-                units = 1
-            case "money":
-                units = estimate.money
-            case "input":
-                units = fresh
-            case "output":
-                units = _reserved_output(accounting, estimate, dimension.limit)
-            case _:
-                output = _reserved_output(accounting, estimate, dimension.limit)
-                units = fresh + accounting.output_weight * output
-        vector.append(max(0, units) * MICRO)
+        name = dimension.name
+        if name == "requests":
+            vector.append(MICRO)
+            continue
+        if name == "money":
+            units = estimate.money
+        elif name == "input":
+            units = fresh
+        else:
+            units = _reserved_output(accounting, estimate, dimension.limit)
+            if name != "output":
+                units = fresh + accounting.output_weight * units
+        vector.append(units * MICRO if units > 0 else 0)
     return tuple(vector)
 
 

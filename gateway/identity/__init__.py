@@ -38,7 +38,7 @@ from gateway.identity.claims import (
     speaks_for,
     verify,
 )
-from gateway.identity.hints import Baggage, baggage, hint, session_of, tier_wish
+from gateway.identity.hints import HINTS, Baggage, baggage, hint, session_of, tier_wish
 from gateway.identity.keyfiles import derive, dev_key, make_key, process_secret
 from gateway.identity.keysets import JWKS_FIRST_PAUSE, JWKS_KEPT, Fetch, KeySets
 from gateway.units import MICRO
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from gateway.snapshot import AgentRule, JwtIssuer, Snapshot
 
 __all__ = [
-    "Baggage", "Identities", "JwksSource", "baggage", "derive", "dev_key", "make_key", "presented",
-    "process_secret", "session_of", "tier_wish",
+    "HINTS", "Baggage", "Identities", "JwksSource", "baggage", "derive", "dev_key", "make_key",
+    "presented", "process_secret", "session_of", "tier_wish",
 ]  # fmt: skip
 
 MAX_CREDENTIAL = 16 * 1024

@@ -74,11 +74,17 @@ SESSION_HEADERS = {
 """Where clients name their session, the best first: Claude Code, Codex old and new, MCP."""
 
 
+HINTS = frozenset({*SESSION_HEADERS, b"baggage", b"tidegate-tier", b"priority"})
+"""Every header that is read here; most calls have none."""
+
+
 def session_of(headers: HeaderList, fields: Fields | None = None) -> str:
     """The session a call belongs to, for fairness and loop rules; "" if nothing names one.
 
     A session from the credential (`Principal.session`) wins over this.
     """
+    if not headers:
+        return hint(fields.session) if fields is not None and fields.session else ""
     best, session = len(SESSION_HEADERS), ""
     for name, value in headers:
         rank = SESSION_HEADERS.get(name, best)

@@ -63,7 +63,8 @@ def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: 
         )
     else:
         usage = reported
-    return _with_money(usage, price_of(usage, price))
+    money = price_of(usage, price)
+    return usage if money == usage.money else _with_money(usage, money)
 
 
 def _with_money(usage: Usage, money: int) -> Usage:

@@ -149,7 +149,8 @@ class Log:
     """
 
     __slots__ = (
-        "_closing", "_lines", "_lock", "_on_drop", "_redact", "_room", "_sink", "_thread", "_wake",
+        "_closing", "_lines", "_lock", "_on_drop", "_redact", "_room", "_second", "_shown", "_sink",
+        "_thread", "_wake",
         "_wall", "dropped", "level",
     )  # fmt: skip
 
@@ -179,6 +180,8 @@ class Log:
         self.dropped = 0
         self._sink = sink
         self._wall = wall
+        self._second = -1.0
+        self._shown = ""
         self._redact = redact
         self._room = capacity
         self._on_drop = on_drop
@@ -221,8 +224,11 @@ class Log:
 
     def stamp(self) -> str:
         """The wall clock as RFC 3339 with milliseconds."""
-        now = datetime.fromtimestamp(self._wall(), UTC)
-        return now.strftime("%Y-%m-%dT%H:%M:%S.") + f"{now.microsecond // 1000:03d}Z"
+        second, part = divmod(self._wall(), 1)
+        if second != self._second:  # formatted once a second
+            self._shown = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
+            self._second = second
+        return f"{self._shown}{int(part * 1000):03d}Z"
 
     def write(self, line: bytes, *, plain: bool = False) -> None:
         """The line, without its end, is in the buffer, or dropped and counted.

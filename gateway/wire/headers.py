@@ -26,13 +26,23 @@ ADVICE = frozenset({b"retry-after", b"retry-after-ms", b"x-should-retry"})
 """The upstream's word on waiting is for us; the client gets ours."""
 
 
+_KEPT_HERE = {
+    (governed, idempotency): HOP_BY_HOP
+    | CALLERS
+    | ({b"accept-encoding"} if governed else set())
+    | (set() if idempotency else {b"idempotency-key"})
+    for governed in (True, False)
+    for idempotency in (True, False)
+}
+_KEPT_FROM_CLIENT = HOP_BY_HOP | ADVICE
+
+
 def named_by_connection(headers: HeaderList) -> frozenset[bytes]:
     """Lower-case names that `Connection` declares hop-by-hop."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name == b"connection":
-            named.update(token.strip().lower() for token in value.split(b","))
-    return frozenset(named)
+    values = [value for name, value in headers if name == b"connection"]
+    if not values:
+        return frozenset()
+    return frozenset(token.strip().lower() for value in values for token in value.split(b","))
 
 
 def to_upstream(headers: HeaderList, *, governed: bool, idempotency: bool) -> HeaderList:
@@ -43,17 +53,11 @@ def to_upstream(headers: HeaderList, *, governed: bool, idempotency: bool) -> He
         governed: Routes whose answers we read: the upstream is asked not to compress.
         idempotency: Whether the upstream understands `Idempotency-Key`.
     """
+    kept = _KEPT_HERE[governed, idempotency]
     named = named_by_connection(headers)
-    out = [
-        pair
-        for pair in headers
-        if pair[0] not in HOP_BY_HOP
-        and pair[0] not in CALLERS
-        and pair[0] not in named
-        and not pair[0].startswith(b"tidegate-")
-        and not (governed and pair[0] == b"accept-encoding")
-        and (idempotency or pair[0] != b"idempotency-key")
-    ]
+    if named:
+        kept |= named
+    out = [pair for pair in headers if pair[0] not in kept and not pair[0].startswith(b"tidegate-")]
     if governed:
         out.append((b"accept-encoding", b"identity"))
     return out
@@ -61,23 +65,19 @@ def to_upstream(headers: HeaderList, *, governed: bool, idempotency: bool) -> He
 
 def to_client(headers: HeaderList) -> HeaderList:
     """The upstream's headers without hop-by-hop, its limits and its advice on waiting."""
+    kept = _KEPT_FROM_CLIENT
     named = named_by_connection(headers)
-    return [
-        pair
-        for pair in headers
-        if pair[0] not in HOP_BY_HOP
-        and pair[0] not in named
-        and pair[0] not in ADVICE
-        and not pair[0].startswith(LIMITS)
-    ]
+    if named:
+        kept |= named
+    return [pair for pair in headers if pair[0] not in kept and not pair[0].startswith(LIMITS)]
 
 
 def is_event_stream(headers: HeaderList) -> bool:
     """Whether a content type says server-sent events."""
-    return any(
-        name == b"content-type" and value.lower().lstrip().startswith(b"text/event-stream")
-        for name, value in headers
-    )
+    for name, value in headers:
+        if name == b"content-type" and value.lower().lstrip().startswith(b"text/event-stream"):
+            return True
+    return False
 
 
 def coding_of(headers: HeaderList) -> str:

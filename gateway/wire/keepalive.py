@@ -101,12 +101,15 @@ def queue_deadline(policy: Micros, cap: Micros, client_timeout: Micros | None) -
     return max(0, deadline)
 
 
+TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+
+
 def client_timeout(headers: HeaderList) -> Micros | None:
     """The client's own timeout as its SDK tells it; None where it tells none, or not legibly.
 
     `x-stainless-read-timeout` comes before `x-stainless-timeout`, both in seconds.
     """
-    for wanted in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
+    for wanted in TIMEOUTS:
         for name, value in headers:
             if name == wanted and (seconds := _seconds(value)):
                 return seconds
