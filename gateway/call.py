@@ -199,10 +199,10 @@ class Call:
 
     __slots__ = (
         "answer", "attempt", "body", "client", "coding", "credential", "deadline", "deployment",
-        "dialect", "end", "estimate", "extra_headers", "family", "fields", "first_byte",
-        "headers", "id", "meters", "method", "model", "notes", "overhead_us", "parsed", "path",
-        "peer", "place_key", "principal", "queue_us", "received", "reserved", "rungs_left", "sent", "session",
-        "snapshot", "tags", "target", "tier", "upload", "upstream_status", "upstream_us",
+        "dialect", "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers",
+        "id", "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer",
+        "place_key", "principal", "queue_us", "received", "reserved", "rungs_left", "sent",
+        "session", "snapshot", "tags", "target", "tier", "upload", "upstream_status", "upstream_us",
         "usage", "usage_injected",
     )  # fmt: skip
 
