@@ -56,7 +56,6 @@ _memory_data = _bind("wasmtime_memory_data")
 _memory_size = _bind("wasmtime_memory_data_size")
 _global_get = _bind("wasmtime_global_get")
 _global_set = _bind("wasmtime_global_set")
-_quick_call = _bind("wasmtime_func_call")
 _call = native.dll.wasmtime_func_call
 _no_finalizer = ctypes.cast(0, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 _deadline_callback = ctypes.CFUNCTYPE(
@@ -318,9 +317,6 @@ def trampoline(
     return native.wasmtime_func_callback_t(callback)
 
 
-_EMPTY = (native.wasmtime_val_t * 1)()
-
-
 class Instance:
     """One instance in its own store: memories by address, calls, globals as raw bits."""
 
@@ -429,19 +425,6 @@ class Instance:
         if bool(self._trap):
             return self._take_trap()
         return Ended(tuple(_raw(results[i]) for i in range(len(kind.results))))
-
-    def signal(self, export: str, argument: int | None = None) -> None:
-        """Call one of Asyncify's own exports: a few instructions, so the lock is kept."""
-        count = 0 if argument is None else 1
-        passed = _EMPTY if argument is None else (native.wasmtime_val_t * 1)(_value(0, argument))
-        error = _quick_call(
-            self._context, ctypes.byref(self._extern(export).of.func), passed, count, None, 0,
-            ctypes.byref(self._trap),
-        )  # fmt: skip
-        if error:
-            raise RuntimeError(_take_error(error))
-        if bool(self._trap):
-            raise RuntimeError(f"{export} trapped: {self._take_trap().message}")
 
     def _take_trap(self) -> Ended:
         trap, self._trap = self._trap, ctypes.POINTER(native.wasm_trap_t)()

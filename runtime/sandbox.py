@@ -271,7 +271,7 @@ class Sandbox:
             if self.suspended:
                 self.suspended = False
                 self._mode = REWINDING
-                self._instance.signal("asyncify_start_rewind", STRUCT_AT)
+                self._asyncify(2)
             ended = self._instance.call(self, name, self.arguments if last else ())
             if self.fault_text is not None:
                 return HostFault(*self.fault_text)
@@ -286,8 +286,10 @@ class Sandbox:
             self.step += 1
 
     def _unwound(self) -> Outcome:
-        self._instance.signal("asyncify_stop_unwind")
+        self._asyncify(0)
         self._mode = NORMAL
+        if not STACK_AT <= self._saved() <= checks_stack_bytes(self._instance):
+            return Trapped("astk", "the saved stack does not fit")
         self.suspended = True
         self.stack_high = max(self.stack_high, self._saved())
         if self._reason == "waiting" and self.pending is not None:
@@ -302,8 +304,18 @@ class Sandbox:
         self._reason = reason
         size = checks_stack_bytes(self._instance)
         ctypes.memmove(self._stack + STRUCT_AT, struct.pack("<II", STACK_AT, size), 8)
-        self._instance.signal("asyncify_start_unwind", STRUCT_AT)
+        self._asyncify(1)
         self._mode = UNWINDING
+
+    def _asyncify(self, state: int) -> None:
+        """Asyncify's state: 0 normal, 1 unwinding, 2 rewinding.
+
+        Set as a global, not by its exports: a nested call needs native stack, which a guest
+        stopped in its deepest frame does not have.
+        """
+        self._instance.set_bits(checks.STATE, 0, state)
+        if state:
+            self._instance.set_bits(checks.PLACE, 0, STRUCT_AT)
 
     def _saved(self) -> int:
         return int(ctypes.c_uint32.from_address(self._stack + STRUCT_AT).value)
@@ -341,7 +353,7 @@ class Sandbox:
     def yielded(self) -> None:
         """`sched.yield_`, which a check calls when the flag is set."""
         if self._mode == REWINDING:
-            self._instance.signal("asyncify_stop_rewind")
+            self._asyncify(0)
             self._mode = NORMAL
             return
         self._flag.value = 0
@@ -365,7 +377,7 @@ class Sandbox:
             if self._calls >= CALLS_A_SLICE:
                 self._flag.value = 1
             return None
-        self._instance.signal("asyncify_stop_rewind")
+        self._asyncify(0)
         self._mode = NORMAL
         waited, self.pending = self.pending, None
         if waited is None:

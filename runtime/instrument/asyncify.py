@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import re
 from pathlib import Path
 from typing import Final
 
@@ -123,6 +124,41 @@ def _sections(wasm: bytes) -> list[tuple[int, bytes]]:
     return out
 
 
+def _globals(sections: dict[int, bytes], exports: bytes) -> tuple[int, int]:
+    """Indices of Asyncify's state and data, read from its own entry points.
+
+    The host sets these globals instead of calling the entry points: a nested call needs native
+    stack, which a guest preempted in its deepest frame does not have, so that being preempted
+    there would have killed it.
+    """
+    reader, found = form.Reader(exports), {}
+    for _ in range(reader.u32()):
+        name, kind, index = reader.name(), reader.byte(), reader.u32()
+        if kind == 0:
+            found[name] = index
+    imports = form.Reader(sections.get(form.IMPORT, b"\0"))
+    # All imports of an instrumented module are functions; the gate saw to it.
+    code = form.Reader(sections[form.CODE])
+    bodies = [code.take(code.u32()) for _ in range(code.u32())]
+    first = imports.u32()
+    begin = bodies[found["asyncify_start_unwind"] - first]
+    end = bodies[found["asyncify_stop_unwind"] - first]
+    match = _BEGIN.match(begin)
+    if match is None:
+        raise ModuleRefused("instrumentation_failed", "Asyncify's entry point has another shape")
+    state, place = (form.Reader(one).u32() for one in match.groups())
+    if not end.startswith(b"\0\x41\0\x24" + form.uleb(state)):
+        raise ModuleRefused("instrumentation_failed", "Asyncify's end has another shape")
+    return state, place
+
+
+_BEGIN: Final = re.compile(
+    rb"\x00\x41\x01\x24([\x80-\xff]{0,4}[\x00-\x7f])\x20\x00\x24([\x80-\xff]{0,4}[\x00-\x7f])",
+    re.DOTALL,
+)
+"""No locals; state = 1; data = the argument."""
+
+
 def export_stack(wasm: bytes, memories: int) -> bytes:
     """Asyncify's output with its memory exported; custom sections are dropped.
 
@@ -141,17 +177,16 @@ def export_stack(wasm: bytes, memories: int) -> bytes:
         raise ModuleRefused("instrumentation_failed", "Asyncify made no stack or no entry points")
     if found[-1].minimum != STACK_PAGES:
         raise ModuleRefused("instrumentation_failed", "Asyncify's stack has another size")
+    state, place = _globals(dict(sections), exports)
     reader = form.Reader(exports)
     count = reader.u32()
-    name = checks.STACK.encode()
-    grown = (
-        form.uleb(count + 1)
-        + exports[reader.at :]
-        + form.uleb(len(name))
-        + name
-        + b"\x02"
-        + form.uleb(memories)
-    )
+    grown = form.uleb(count + 3) + exports[reader.at :]
+    for name, kind, index in (
+        (checks.STACK, 2, memories),
+        (checks.STATE, 3, state),
+        (checks.PLACE, 3, place),
+    ):
+        grown += form.uleb(len(name)) + name.encode() + bytes([kind]) + form.uleb(index)
     return form.encode(
         [(ident, grown if ident == form.EXPORT else payload) for ident, payload in sections]
     )

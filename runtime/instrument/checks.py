@@ -52,6 +52,7 @@ INDIRECT: Final = -1
 
 YIELD_MODULE, YIELD_NAME = "sched", "yield_"
 CONTROL, STACK, MEMORY, START_EXPORT = "__ctl", "__astk", "__memory", "__start"
+STATE, PLACE = "__astate", "__adata"
 FLAG_AT, FUEL_AT = 0, 8
 VARIANTS: Final = ("flag", "fuel")
 
@@ -129,7 +130,7 @@ def gate(module: Module, *, adapters: frozenset[tuple[str, str]], wasi: frozense
 
 def _reserved(name: str) -> bool:
     return (
-        name in (CONTROL, STACK, MEMORY, START_EXPORT)
+        name in (CONTROL, STACK, MEMORY, START_EXPORT, STATE, PLACE)
         or name.startswith("asyncify_")
         or (name.startswith("__g") and name[3:].isdigit())
     )

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from runtime.instrument.cache import Cache
 
-INSTRUMENTER: Final = "1"
+INSTRUMENTER: Final = "2"
 """Raised whenever a module would come out different: running tasks stay on their old one."""
 CHILD_SECONDS: Final = 300
 CHILD_CPU: Final = 120
@@ -70,7 +70,7 @@ TEST_CHECKS: Final = 20_000
 TEST_MOVE: Final = 500
 TEST_FEWEST: Final = 100
 TEST_EFFECTS: Final = 200
-TEST_CPU_US: Final = 10_000_000
+TEST_SECONDS: Final = 10
 STAGES: Final = ("read", "decode", "checks", "asyncify", "validate", "self-test", "compile", "done")
 
 
@@ -84,6 +84,7 @@ class Options:
         argv, files: What the self-test's guest sees.
         variant: `flag` or `fuel`.
         cpu_seconds, memory_pages: Bounds that a recipe may raise.
+        test_seconds: CPU seconds after which a self-test that has not ended is given up.
     """
 
     main: str = ""
@@ -93,6 +94,7 @@ class Options:
     variant: str = "flag"
     cpu_seconds: int = CHILD_CPU
     memory_pages: int = 1_024
+    test_seconds: int = TEST_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,6 +392,7 @@ def _prove(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         argv=job["argv"],
         files={path: text.encode() for path, text in job["files"].items()},
         arguments=tuple(job["arguments"]),
+        seconds=job["test_seconds"],
     )
     return {"compile_cpu_s": round(spent / 1e6, 2), "self_test": report}
 
@@ -438,7 +441,7 @@ def _ticking(engine: Engine) -> Iterator[None]:
         thread.join()
 
 
-def self_test(
+def self_test(  # noqa: PLR0913  (two programs and one input)
     plain: Loaded,
     stoppable: Loaded,
     *,
@@ -446,6 +449,7 @@ def self_test(
     files: dict[str, bytes],
     arguments: tuple[int, ...] = (),
     reply: Callable[[Request], bytes] = denied,
+    seconds: int = TEST_SECONDS,
 ) -> dict[str, Any]:
     """Counts of the comparison; `untested` is true when too few checks were reached to mean much.
 
@@ -461,7 +465,7 @@ def self_test(
         return State(argv=list(argv), files=dict(files), seed="5a" * 32)
 
     with _ticking(plain.program.engine):
-        reference = _plain(plain, fresh(), arguments, reply)
+        reference = _plain(plain, fresh(), arguments, reply, seconds)
         quiet = _stopped(stoppable, fresh(), arguments, reply, yields=0)
         often = _stopped(stoppable, fresh(), arguments, reply, yields=TEST_CHECKS)
     for name, trace in (("without yields", quiet), ("with a yield at every check", often)):
@@ -480,7 +484,11 @@ def self_test(
 
 
 def _plain(
-    program: Loaded, state: State, arguments: tuple[int, ...], reply: Callable[[Request], bytes]
+    program: Loaded,
+    state: State,
+    arguments: tuple[int, ...],
+    reply: Callable[[Request], bytes],
+    seconds: int,
 ) -> _Trace:
     trace = _Trace()
     holder: list[Sandbox] = []
@@ -495,14 +503,14 @@ def _plain(
 
     sandbox = Sandbox(program, state, arguments=arguments, responder=respond)
     holder.append(sandbox)
-    sandbox.kill_cpu_us = cpu_us() + TEST_CPU_US
+    sandbox.kill_cpu_us = cpu_us() + seconds * 1_000_000
     outcome = sandbox.run()
     if len(trace.requests) >= TEST_EFFECTS:
         outcome = Exited(-1)
     elif isinstance(outcome, Trapped) and outcome.kind == "unresponsive":
         raise ModuleRefused(
             "untestable",
-            f"it did not end within {TEST_CPU_US // 1_000_000} CPU s; give a smaller smoke input",
+            f"it did not end within {seconds} CPU s; give a smaller smoke input",
         )
     return _finish(trace, sandbox, outcome)
 
@@ -530,7 +538,7 @@ def _stopped(
             sandbox.give_fuel(0 if stop else 1 << 62)
         elif stop:
             sandbox.ask_to_yield()
-        sandbox.kill_cpu_us = cpu_us() + TEST_CPU_US * 2
+        sandbox.kill_cpu_us = cpu_us() + TEST_SECONDS * 2_000_000
         at = None if answer is None else json.loads(answer)["at"]
         outcome = sandbox.run(answer, at_ns=at)
         answer = None
