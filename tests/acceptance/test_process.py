@@ -102,10 +102,26 @@ def test_the_first_minute_needs_nothing_but_the_printed_lines(stage):
             for path in files:
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
             assert key not in gateway.err.read_text()
-            gateway.signal(signal.SIGINT)  # as Ctrl-C does
+            port = int(lines[0].rpartition(":")[2].partition("/")[0])
+            streams = []
+            for number in range(8):
+                stream = await Wire.open(port)
+                talk = [{"role": "user", "content": f"question {number}"}]
+                body = {"model": "gpt-4o", "messages": talk, "stream": True, "max_tokens": 200}
+                await stream.send(request("/v1/chat/completions", body, key=key))
+                streams.append(stream)
+            for stream in streams:
+                await stream.wait_for(b'"content":"')
+            gateway.interrupt()
+            answers = await asyncio.gather(*(stream.answer() for stream in streams))
+            done = [one.whole and b"data: [DONE]" in one.body for one in answers]
+            assert all(done), "Ctrl-C lets what is under way finish, the emulator's side too"
+            for stream in streams:
+                await stream.close()
             assert await gateway.ended() == 0
             assert gateway.crashes() == []
-            assert [one["event"] for one in gateway.events()][-2:] == ["stopping", "drained"]
+            told = [one["event"] for one in gateway.events()]
+            assert [one for one in told if one != "call"][-2:] == ["stopping", "drained"]
             children = await run_pgrep(gateway.pid)
             assert children == "", "the emulator beside it ended too"
 

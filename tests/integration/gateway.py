@@ -525,7 +525,7 @@ class Process:
         with self.out.open("wb") as out, self.err.open("ab") as err:
             self.process = await asyncio.create_subprocess_exec(
                 *arguments, cwd=ROOT, env=dict(env), stdin=asyncio.subprocess.DEVNULL,
-                stdout=out, stderr=err,
+                stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
         end = time.monotonic() + START_LIMIT
         while time.monotonic() < end:
@@ -547,6 +547,10 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+
+    def interrupt(self) -> None:
+        """As Ctrl-C in a terminal does: the whole process group hears it."""
+        os.killpg(self.pid, signal.SIGINT)
 
     async def ended(self, limit: float = STOP_LIMIT) -> int:
         """Its exit status."""
