@@ -8,31 +8,36 @@ wrote leaves this file except to the caller who sent it.
 A conversation is found by the mark of one of its last turns, within its principal and session, so
 that parallel agents which share a session, or a first message, never add up; what it costs is kept
 by session, else by first message. A repeated request (an SDK's retry, a replayed idempotency key)
-brings no new turn and so counts nothing. Weakness: turns that only the provider remembers
-(`previous_response_id`) are not seen; runs without a session that begin with the same words share
-the amounts, not the repetitions.
+brings no new turn and so counts nothing. Where only the provider keeps the history
+(`previous_response_id`), a conversation is found by that id, and its calls are read from the end of
+the answers. Weakness: a client that says `store: false` and sends no history is not seen; runs
+without a session that begin with the same words share the amounts, not the repetitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import orjson
 
-from gateway.call import VerdictNote
+from gateway.call import Dialect, VerdictNote
 from gateway.errors import LoopDetected
+from gateway.resilience import loops
 from gateway.resilience.loops import Memory, Rule, Spending, Stretch, Verdict, harder
 from gateway.units import MICRO, Mode
-from gateway.wire import content, turns
+from gateway.wire import chained, content, turns
+from gateway.wire.sse import Events
+from gateway.wire.stream import Tap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gateway.call import Call, End, Reply, Service
+    from gateway.call import Call, End, HeaderList, Reply, Service
     from gateway.resilience.loops import LoopRules, Sketching, Turn
     from gateway.wire.turns import Said
 
@@ -44,6 +49,9 @@ MOST_WALKED = 4_096
 
 LOOK_BACK = 4
 """Turns before the newest that are asked for a remembered conversation."""
+
+MOST_READ = 2 * 1024 * 1024
+"""Bytes of an answer, or of its terminal event, that are read for its calls."""
 
 SHOWN = 80
 """Characters of a repeated call's arguments that its refusal quotes."""
@@ -97,29 +105,43 @@ class LoopGuard:
         """The service, guarded."""
 
         async def serve(call: Call) -> Reply:
-            rules, parsed = call.snapshot.loops, call.parsed
-            if rules.mode is Mode.OFF or parsed is None or call.dialect not in turns.READERS:
-                return await inner(call)
-            said = turns.of(call.dialect, parsed)
-            newest = next(said, None)
-            if newest is None and not rules.meters:
-                return await inner(call)  # a person spoke last
-            looking = _Looking(call, parsed, rules)
-            verdict = None
-            if newest is not None:
-                verdict = self._repeated(looking, newest, said)
-            if not rules.meters:
-                self._act(looking, newest, verdict)
-                return await inner(call)
-            spending = self._spending(looking)
-            if newest is not None:
+            # What was read of the body stays in `_look`: a call that waits keeps none of it alive.
+            spending, chain = self._look(call)
+            reply = await (inner(call) if spending is None else metered(call, spending, inner))
+            if chain is not None and reply.kind is None:
+                self._follow(chain, reply)
+            return reply
+
+        return serve
+
+    def _look(self, call: Call) -> tuple[Spending | None, _Chain | None]:
+        """What must be known once the call is answered; the rules have spoken.
+
+        Raises:
+            LoopDetected: A rule in enforce mode refuses.
+        """
+        rules, parsed = call.snapshot.loops, call.parsed
+        if rules.mode is Mode.OFF or parsed is None or call.dialect not in turns.READERS:
+            return None, None
+        said = turns.of(call.dialect, parsed)
+        newest = next(said, None)
+        if newest is None and not rules.meters and call.dialect is not Dialect.RESPONSES:
+            return None, None  # a person spoke last
+        looking = _Looking(call, parsed, rules)
+        chain: _Chain | None = None
+        if newest is not None:
+            verdict = self._repeated(looking, newest, said)
+        else:
+            chain, verdict = self._chained(looking)
+        spending = self._spending(looking) if rules.meters else None
+        if spending is not None:
+            if looking.autonomous:
                 verdict = harder(verdict, spending.judge(rules))
             elif turns.answered(call.dialect, parsed):
                 spending.clear()
-            self._act(looking, newest, verdict)
-            return await metered(call, spending, inner)
-
-        return serve
+        if verdict is not None:
+            self._act(looking, verdict)
+        return spending, chain
 
     def _repeated(self, looking: _Looking, newest: Said, older: Iterator[Said]) -> Verdict | None:
         """What the rules of repetition say; the conversation is remembered with its newest turn."""
@@ -127,6 +149,8 @@ class LoopGuard:
         key = looking.mark(newest)
         stretch = memory.get(key, now) if key else None
         turn = looking.turn(newest)
+        looking.autonomous = True
+        looking.repeating = newest.calls
         if stretch is None or self._is_another(looking, key, stretch, older):
             if stretch is None:
                 stretch = self._folded(looking, key, turn, older)
@@ -169,13 +193,61 @@ class LoopGuard:
         previous: Sketching | None = None
         if last is not None:
             before = last
-            previous = lambda: looking.turn(before).sketch()  # noqa: E731 - made only if asked for
+            previous = lambda half: looking.turn(before).sketch(half)  # noqa: E731 - if asked for
         for said in reversed(pending):
             turn = looking.turn(said)
             stretch.fold(turn, previous=previous, rules=looking.rules)
             previous = turn.sketch
         stretch.fold(newest, previous=previous, rules=looking.rules)
         return stretch
+
+    # --- histories that the provider keeps
+
+    def _chained(self, looking: _Looking) -> tuple[_Chain | None, Verdict | None]:
+        """What the request continues, and what the rules say of it.
+
+        No chain where no history but the request's own can matter.
+        """
+        call, parsed = looking.call, looking.parsed
+        if call.dialect is not Dialect.RESPONSES or not chained.remembered(parsed):
+            return None, None
+        chain = _Chain(looking)
+        outputs = chained.outputs(parsed)
+        if not outputs:  # a person spoke: a new stretch, if tools may follow
+            asks = call.fields is not None and call.fields.has_tools
+            return (chain if asks else None), None
+        known = self._stretches.get(chain.previous, call.received)
+        if known is not None:  # a copy: it may be continued twice, by a retry or on purpose
+            chain.stretch = known.copy()
+        pending = loops.unpacked(chain.stretch.pending)
+        turn = turns.answered_turn(pending, outputs)
+        chain.stretch.fold(turn, rules=looking.rules)
+        looking.autonomous = True
+        ids = set(map(hash, outputs))
+        looking.repeating = tuple(
+            turns.ToolCall(id="", name=one.name, arguments=None) for one in pending if one.id in ids
+        )
+        return chain, chain.stretch.judge(turn, looking.rules)
+
+    def _follow(self, chain: _Chain, reply: Reply) -> None:
+        """Read the answer's end: the stretch goes on under its id, with the calls it asks for."""
+        ending = _Ending(reply.headers)
+        reply.taps.append(ending)
+        memory = self._stretches
+
+        def closed(_end: End) -> None:
+            name, calls = chained.asked(ending.response())
+            if not name:
+                return
+            memory.pop(chain.previous)
+            if calls:  # else a person speaks next
+                exempt = partial(matches, chain.polling)
+                chain.stretch.pending = loops.packed(turns.pending_of(calls, canonical, exempt))
+                memory.put(chain.key(name), chain.stretch, chain.now)
+
+        reply.on_close(closed)
+
+    # --- amounts and deeds
 
     def _spending(self, looking: _Looking) -> Spending:
         call, memory = looking.call, self._spendings
@@ -185,14 +257,12 @@ class LoopGuard:
         memory.put(key, spending, call.received)
         return spending
 
-    def _act(self, looking: _Looking, newest: Said | None, verdict: Verdict | None) -> None:
+    def _act(self, looking: _Looking, verdict: Verdict) -> None:
         """Warn or refuse as the mode says.
 
         Raises:
             LoopDetected: A rule in enforce mode refuses.
         """
-        if verdict is None or newest is None:
-            return
         call, rules = looking.call, looking.rules
         shadow = rules.mode is Mode.SHADOW
         if shadow and not verdict.refuse:
@@ -205,7 +275,7 @@ class LoopGuard:
         call.notes.append(VerdictNote("guard_loops", stage, because, call.received, detail))
         if shadow:
             return
-        repeated = looking.repeating(newest, verdict)
+        repeated = looking.repeated(verdict)
         if verdict.refuse:
             told = sentence(verdict, label(repeated, quoting=True))
             raise LoopDetected(f"{told}. {WAY_OUT}", because=because)
@@ -214,10 +284,80 @@ class LoopGuard:
         call.extra_headers.append((b"tidegate-warning", printable(text)))
 
 
-class _Looking:
-    """One call as the rules look at it; what costs something is made when asked for."""
+class _Chain:
+    """What a request continues where only the provider keeps the history; nothing of its body.
 
-    __slots__ = ("_opening", "_scope", "call", "exempt", "length", "parsed", "rules", "session")
+    Attributes:
+        stretch: The turns so far.
+        previous: Key of the response that it continues.
+        polling: Patterns of tools that may repeat.
+        now: When the call came.
+    """
+
+    __slots__ = ("_scope", "now", "polling", "previous", "stretch")
+
+    def __init__(self, looking: _Looking) -> None:
+        self._scope = looking.scope
+        self.stretch = Stretch(session=looking.session)
+        self.previous = self.key(looking.parsed.get("previous_response_id"))
+        self.polling = looking.rules.polling_tools
+        self.now = looking.call.received
+
+    def key(self, response: object) -> int:
+        """The name under which the conversation is remembered after this response."""
+        return hash((self._scope, "response", response if isinstance(response, str) else ""))
+
+
+class _Ending:
+    """A tap that reads the response at the end of an answer, plain or streamed."""
+
+    __slots__ = ("_kept", "_reader", "_size", "_tap")
+
+    def __init__(self, headers: HeaderList) -> None:
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._reader = chained.EndReader()
+        self._tap: Tap | None = None
+        if kind.startswith(b"text/event-stream"):
+            self._tap = Tap(Events(MOST_READ), self._reader, orjson.loads)
+
+    def __call__(self, chunk: bytes) -> None:
+        """Note the chunk; nothing is kept of an answer that is too long."""
+        if self._tap is not None:
+            self._tap(chunk)
+            return
+        self._size += len(chunk)
+        if self._size <= MOST_READ:
+            self._kept.append(chunk)
+        else:
+            self._kept.clear()
+
+    def response(self) -> Mapping[str, Any]:
+        """The response; empty where the answer holds none, or is compressed."""
+        if self._tap is not None:
+            return self._reader.response
+        try:
+            value = orjson.loads(b"".join(self._kept))
+        except orjson.JSONDecodeError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+class _Looking:
+    """One call as the rules look at it; what costs something is made when asked for.
+
+    Attributes:
+        scope: Hash of principal and session: what is remembered of others never meets.
+        session: Hash of the session's name; 0 without one.
+        autonomous: No person spoke last.
+        repeating: The calls of the newest turn, for who must be told which one repeats.
+    """
+
+    __slots__ = (
+        "_opening", "autonomous", "call", "length", "parsed", "repeating", "rules", "scope",
+        "session",
+    )  # fmt: skip
 
     def __init__(self, call: Call, parsed: Mapping[str, Any], rules: LoopRules) -> None:
         principal = call.principal
@@ -227,17 +367,19 @@ class _Looking:
         self.rules = rules
         name = principal.session or call.session
         self.session = hash(name) if name else 0
-        self._scope = hash((principal.id, name))
+        self.scope = hash((principal.id, name))
         self._opening: str | None = None
         self.length = turns.length(call.dialect, parsed)
-        patterns = rules.polling_tools
-        self.exempt: Callable[[str], bool] = lambda tool: any(
-            fnmatchcase(tool, pattern) for pattern in patterns
-        )
+        self.autonomous = False
+        self.repeating: tuple[turns.ToolCall, ...] = ()
+
+    def exempt(self, tool: str) -> bool:
+        """Whether a tool of that name may repeat."""
+        return matches(self.rules.polling_tools, tool)
 
     def mark(self, said: Said) -> int:
         """The name under which the conversation is remembered after this turn."""
-        return turns.mark(said, self._scope, self.opening)
+        return turns.mark(said, self.scope, self.opening)
 
     def turn(self, said: Said) -> Turn:
         """The turn in hashes."""
@@ -251,14 +393,18 @@ class _Looking:
 
     def key_of_amounts(self) -> int:
         """Whose tokens add up: the session's, else those of runs with the same first message."""
-        return self._scope if self.session else hash((self._scope, self.opening()))
+        return self.scope if self.session else hash((self.scope, self.opening()))
 
-    def repeating(self, newest: Said, verdict: Verdict) -> turns.ToolCall | None:
+    def repeated(self, verdict: Verdict) -> turns.ToolCall | None:
         """The call that a verdict is about."""
         if verdict.call < 0:
             return None
-        counted = [one for one in newest.calls if not self.exempt(one.name)]
-        return counted[verdict.call]
+        return [one for one in self.repeating if not self.exempt(one.name)][verdict.call]
+
+
+def matches(patterns: tuple[str, ...], tool: str) -> bool:
+    """Whether a tool of that name is meant."""
+    return bool(patterns) and any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
 async def metered(call: Call, spending: Spending, inner: Service) -> Reply:
@@ -319,7 +465,7 @@ def label(call: turns.ToolCall | None, *, quoting: bool) -> str:
     if call is None:
         return ""
     name = call.name[:64] or "without a name"
-    if not quoting:
+    if not quoting or call.arguments is None:
         return name
     text = turns.folded(canonical(call.arguments))
     return f"{name}({text[:SHOWN]}{'…' if len(text) > SHOWN else ''})"

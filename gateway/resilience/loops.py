@@ -28,11 +28,18 @@ MAX_REMEMBERED = 50_000
 IDLE: Micros = 30 * MINUTE
 """A conversation without a call for so long is forgotten."""
 
-KEPT_CALLS = 24
+KEPT_CALLS = 18
 """Distinct calls, and distinct masked ones, counted per stretch; the oldest make room."""
 
-SKETCH = 64
+SKETCH = 48
 """Hashes kept of a turn's shingles: exact up to so many, an estimate within 5 % or so beyond."""
+
+MOST_PENDING = 4
+"""Calls of one answer that are remembered until their results come, where only the provider keeps
+the history."""
+
+LONGEST_NAME = 24
+"""Bytes of a pending call's name."""
 
 SIZES_PPM = 800_000
 """Turns whose sizes differ by more cannot be alike; sketches are not even made."""
@@ -106,10 +113,15 @@ class Verdict:
     call: int = -1
 
 
-Sketch: TypeAlias = tuple[bytes, bytes]
-"""Shingles of what was said (words and calls) and of what came back, `SKETCH` hashes each."""
+class Half(StrEnum):
+    """A turn has two: what was said (words and calls) and what came back."""
 
-Sketching: TypeAlias = Callable[[], Sketch]
+    SAID = "said"
+    RETURNED = "returned"
+
+
+Sketching: TypeAlias = Callable[[Half], bytes]
+"""Makes the shingles of half a turn: at most `SKETCH` hashes, packed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,11 +153,13 @@ class Stretch:
         length: Messages of the request that it was last folded from.
         iterations: Turns.
         touched: Instant of its last call.
+        pending: Packed calls whose results the next request brings; see `Pending`.
     """
 
     __slots__ = (
-        "_alike", "_alternating", "_before", "_exact", "_kind", "_last", "_masked", "_same",
-        "_size", "_sketch", "iterations", "length", "session", "touched",
+        "_alike", "_alternating", "_earlier", "_exact", "_kind", "_last", "_masked", "_returned",
+        "_said", "_same", "_size", "iterations", "length", "pending",
+        "session", "touched",
     )  # fmt: skip
 
     def __init__(self, *, session: int = 0) -> None:
@@ -153,6 +167,7 @@ class Stretch:
         self.length = 0
         self.iterations = 0
         self.touched: Micros = 0
+        self.pending = b""
         self.clear()
 
     def clear(self) -> None:
@@ -160,17 +175,26 @@ class Stretch:
         self.iterations = 0
         self._exact = Counts()
         self._masked = Counts()
-        self._last = self._before = 0
+        self._last = self._earlier = 0
         self._alternating = 0
         self._kind = self._size = self._same = self._alike = 0
-        self._sketch: Sketch | None = None
+        self._said: bytes | None = None
+        self._returned: bytes | None = None
+
+    def copy(self) -> Stretch:
+        """Another one that knows the same: what continues may be asked twice, or fork."""
+        other = Stretch(session=self.session)
+        for slot in self.__slots__:
+            setattr(other, slot, getattr(self, slot))
+        other._exact, other._masked = self._exact.copy(), self._masked.copy()
+        return other
 
     def fold(self, turn: Turn, *, previous: Sketching | None = None, rules: LoopRules) -> None:
         """The turn is counted.
 
         Args:
             turn: The one after those counted so far.
-            previous: Makes the sketch of the turn before, where its text is at hand.
+            previous: Makes the sketches of the turn before, where its text is at hand.
             rules: For how alike turns must be.
         """
         self.iterations += 1
@@ -194,41 +218,54 @@ class Stretch:
             self._alternating = 0
         elif whole == self._last:
             self._alternating = 1
-        elif whole == self._before:
+        elif whole == self._earlier:
             self._alternating += 1
         else:
             self._alternating = 2 if self._last else 1
-        self._before, self._last = self._last, whole
+        self._earlier, self._last = self._last, whole
 
     def _compare(self, turn: Turn, previous: Sketching | None, alike_ppm: int) -> None:
         """`_alike`: how many of the last turns were each like the one before."""
         size, last = turn.size, self._size
-        sketch: Sketch | None = None
-        alike = False
         # The very same calls with the very same results need no sketch.
         same = hash(turn.calls) if turn.calls and all(like for _, like in turn.calls) else 0
-        if same and same == self._same:
-            sketch, alike = self._sketch, True
-        elif turn.kind == self._kind and min(size, last) * MICRO > max(size, last) * SIZES_PPM:
-            sketch = turn.sketch()
-            before = self._sketch or (previous() if previous is not None else None)
-            alike = before is not None and are_alike(before, sketch, alike_ppm)
+        alike = same != 0 and same == self._same
+        if not alike:
+            said = returned = None
+            if turn.kind == self._kind and min(size, last) * MICRO > max(size, last) * SIZES_PPM:
+                # Paging says nearly the same each time and gets something else: no loop. So what
+                # came back is compared first, and mostly nothing else has to be.
+                returned = turn.sketch(Half.RETURNED)
+                before = self._before_of(Half.RETURNED, previous)
+                if before is None or are_near(before, returned, alike_ppm):
+                    said = turn.sketch(Half.SAID)
+                    words = self._before_of(Half.SAID, previous)
+                    alike = bool(before is not None and words is not None)
+                    alike = alike and are_near(words or b"", said, alike_ppm)
+            self._said, self._returned = said, returned
         self._alike = self._alike + 1 if alike else 1
-        self._kind, self._size, self._sketch, self._same = turn.kind, size, sketch, same
+        self._kind, self._size, self._same = turn.kind, size, same
+
+    def _before_of(self, half: Half, previous: Sketching | None) -> bytes | None:
+        """That half of the turn before; None where nobody knows it."""
+        known = self._said if half is Half.SAID else self._returned
+        return previous(half) if known is None and previous is not None else known
 
     def judge(self, newest: Turn, rules: LoopRules) -> Verdict | None:
         """What the rules say now that `newest` is the last turn; the hardest word wins."""
         found: Verdict | None = None
+        # Nearly every call is the first of its kind: the numbers are asked before the rules.
         for at, (exact, masked) in enumerate(newest.calls):
-            found = harder(found, repeated(Rule.SAME_CALL, self._exact[exact], rules.same_call, at))
-            if masked:
-                seen = self._masked[masked]
+            seen = self._exact[exact]
+            if seen > 1:
+                found = harder(found, repeated(Rule.SAME_CALL, seen, rules.same_call, at))
+            seen = self._masked[masked] if masked else 0
+            if seen > 1:
                 found = harder(found, repeated(Rule.SAME_MASKED, seen, rules.same_masked, at))
-        if newest.calls:
-            rounds = self._alternating // 2
-            found = harder(found, repeated(Rule.PING_PONG, rounds, rules.ping_pong, 0))
-        if not newest.exempt:
-            at = 0 if newest.calls else -1
+        rounds, at = self._alternating // 2, 0 if newest.calls else -1
+        if rounds > 1 and newest.calls:
+            found = harder(found, repeated(Rule.PING_PONG, rounds, rules.ping_pong, at))
+        if self._alike > 1 and not newest.exempt:
             found = harder(found, repeated(Rule.ALIKE_TURNS, self._alike, rules.alike_turns, at))
         calls, most = self.iterations + 1, rules.max_iterations
         if most and calls * MICRO >= most * WARN_PPM:
@@ -263,15 +300,23 @@ class Counts:
         self._keys = bytearray()
         self._counts = bytearray()
 
+    def copy(self) -> Counts:
+        """The same counts, apart."""
+        other = Counts()
+        other._keys, other._counts = self._keys[:], self._counts[:]
+        return other
+
     def __getitem__(self, one: int) -> int:
         """How often it was seen; 0 if never, or not lately."""
-        at = self._find(_KEY.pack(one))
-        return 0 if at < 0 else int.from_bytes(self._counts[at * 2 : at * 2 + 2], "little")
+        key = _KEY.pack(one)
+        if key not in self._keys or (at := self._find(key)) < 0:
+            return 0
+        return self._counts[at * 2] | self._counts[at * 2 + 1] << 8
 
     def add(self, one: int) -> None:
         """Seen once more; it is the last one now."""
         key, count = _KEY.pack(one), 1
-        at = self._find(key)
+        at = self._find(key) if key in self._keys else -1
         if at >= 0:
             count += self[one]
         elif len(self._keys) == KEPT_CALLS * 8:
@@ -289,30 +334,75 @@ class Counts:
         return at // 8 if at >= 0 else -1
 
 
+_PENDING = struct.Struct(f"<qQQ?{LONGEST_NAME}s")
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """A call whose result has not come: hashes and the beginning of its name.
+
+    Attributes:
+        id: Hash of the call's id, as this process makes it.
+        exact, masked: Fingerprints without the result.
+        exempt: A polling tool.
+        name: For the refusal.
+    """
+
+    id: int
+    exact: int
+    masked: int
+    exempt: bool
+    name: str
+
+
+def packed(pending: list[Pending]) -> bytes:
+    """The first `MOST_PENDING` of them in few bytes."""
+    return b"".join(
+        [
+            _PENDING.pack(one.id, one.exact, one.masked, one.exempt, _cut(one.name))
+            for one in pending[:MOST_PENDING]
+        ]
+    )
+
+
+def _cut(name: str) -> bytes:
+    return name.encode("utf-8", "replace")[:LONGEST_NAME]
+
+
+def unpacked(pending: bytes) -> list[Pending]:
+    """What was packed."""
+    return [
+        Pending(
+            id=at,
+            exact=exact,
+            masked=masked,
+            exempt=exempt,
+            name=name.rstrip(b"\0").decode("utf-8", "ignore"),
+        )
+        for at, exact, masked, exempt, name in _PENDING.iter_unpack(pending)
+    ]
+
+
 def sketch_of(hashes: list[int]) -> bytes:
     """The `SKETCH` smallest of these 32-bit hashes: a sample that is the same for equal sets."""
     smallest = sorted(hashes)[:SKETCH]
     return struct.pack(f"<{len(smallest)}I", *smallest)
 
 
-def are_alike(one: Sketch, other: Sketch, alike_ppm: int) -> bool:
-    """Whether two turns are alike both in what was said and in what came back.
-
-    Paging says nearly the same each time and gets something else: no loop.
+def are_near(one: bytes, other: bytes, alike_ppm: int) -> bool:
+    """Whether two sketches are of sets so alike.
 
     Source: Broder 1997, bottom-k sketches of the Jaccard index.
     """
-    return all(_jaccard(ours, its) >= alike_ppm for ours, its in zip(one, other, strict=True))
-
-
-def _jaccard(one: bytes, other: bytes) -> int:
     if one == other:
-        return MICRO
+        return True
     ours = set(struct.unpack(f"<{len(one) // 4}I", one))
     theirs = set(struct.unpack(f"<{len(other) // 4}I", other))
-    union = sorted(ours | theirs)[:SKETCH]
     shared = ours & theirs
-    return len(shared.intersection(union)) * MICRO // len(union)
+    if len(shared) * MICRO < alike_ppm * max(len(ours), len(theirs)):
+        return False  # the usual case, without sorting
+    union = sorted(ours | theirs)[:SKETCH]
+    return len(shared.intersection(union)) * MICRO >= alike_ppm * len(union)
 
 
 # --- what a task uses -----------------------------------------------------------------------------

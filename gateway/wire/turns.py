@@ -323,6 +323,7 @@ _NAMES = (
 )
 _HEAD = re.compile(rf"(?:[ ,./-]*(?:{_NAMES})(?![^\W_]))+[ ,./-]*", re.IGNORECASE)
 _TAIL = re.compile(rf"(?:(?<![^\W_])(?:{_NAMES})[ ,./-]*)+$", re.IGNORECASE)
+_NAMED = re.compile(r"#[ ,./-]*[A-Za-z]{2}|[A-Za-z]{2}[ ,./-]*#")
 
 MOST_PIECES = 64
 """Runs of digits beside which names of months and days are looked for."""
@@ -341,6 +342,10 @@ def masked(text: str) -> str:
         return text
     marked = _HEX.sub("#", text).encode("utf-8", "surrogatepass").translate(_DIGITS)
     text = marked.decode("utf-8", "surrogatepass")
+    if _NAMED.search(text) is None:
+        while "##" in text:
+            text = text.replace("##", "#")
+        return text
     pieces = text.split("#")
     if len(pieces) <= MOST_PIECES:
         last = len(pieces) - 1
@@ -388,6 +393,22 @@ _ODD = 0x9E37_79B9_7F4A_7C15
 _WHOLE = 0xFFFF_FFFF_FFFF_FFFF
 
 
+def printed(name: str, arguments: str) -> tuple[int, int]:
+    """The exact and the masked fingerprint of a call, without its result.
+
+    Args:
+        name: The tool's.
+        arguments: Canonical and folded.
+    """
+    exact, plain = hash64(f"{name}\0{arguments}"), masked(arguments)
+    return exact, exact if plain is arguments else hash64(f"{name}\0{plain}")
+
+
+def with_result(masked_print: int, result: str) -> int:
+    """The masked fingerprint of a call with its result; never 0."""
+    return (masked_print ^ hash64(result) * _ODD) & _WHOLE or 1
+
+
 def turn_of(said: Said, canonical: Canonical, exempt: Callable[[str], bool]) -> loops.Turn:
     """The turn in hashes.
 
@@ -402,25 +423,60 @@ def turn_of(said: Said, canonical: Canonical, exempt: Callable[[str], bool]) -> 
     for call in said.calls:
         arguments = folded(canonical(call.arguments))
         words += call.name, arguments
-        result = ""
+        result = None
         if call.result is not None:
             result = result_text(call.result)
             returned.append(result)
         if exempt(call.name):
             polling += 1
             continue
-        exact, like = hash64(f"{call.name}\0{arguments}"), 0
-        if call.result is not None:
-            plain = masked(arguments)
-            like = exact if plain is arguments else hash64(f"{call.name}\0{plain}")
-            like = (like ^ hash64(result) * _ODD) & _WHOLE
-        prints.append((exact, like))
+        exact, like = printed(call.name, arguments)
+        prints.append((exact, 0 if result is None else with_result(like, result)))
     return loops.Turn(
         calls=tuple(prints),
         kind=hash(tuple([call.name for call in said.calls])),
         size=sum(map(len, words)) + sum(map(len, returned)),
         exempt=bool(polling) and not prints,
-        sketch=lambda: (_shingles(words), _shingles(returned)),
+        sketch=lambda half: _shingles(words if half is loops.Half.SAID else returned),
+    )
+
+
+def pending_of(
+    calls: tuple[ToolCall, ...], canonical: Canonical, exempt: Callable[[str], bool]
+) -> list[loops.Pending]:
+    """Calls of an answer, until their results come."""
+    found = []
+    for call in calls[: loops.MOST_PENDING]:
+        exact, like = printed(call.name, folded(canonical(call.arguments)))
+        found.append(
+            loops.Pending(
+                id=hash(call.id),
+                exact=exact,
+                masked=like,
+                exempt=exempt(call.name),
+                name=call.name,
+            )
+        )
+    return found
+
+
+def answered_turn(pending: list[loops.Pending], outputs: Mapping[str, object]) -> loops.Turn:
+    """The turn of pending calls whose results have come; of calls unknown only an iteration."""
+    results = {hash(key): result_text(output) for key, output in outputs.items()}
+    came = [one for one in pending if one.id in results]
+    returned = [results[one.id] for one in came]
+    calls = tuple(
+        (one.exact, with_result(one.masked, results[one.id])) for one in came if not one.exempt
+    )
+    said = [call[0] & 0xFFFF_FFFF for call in calls]
+    return loops.Turn(
+        calls=calls,
+        kind=hash(tuple([one.name for one in came])),
+        size=sum(map(len, returned)) + 1,
+        exempt=not calls,
+        sketch=lambda half: (
+            loops.sketch_of(said) if half is loops.Half.SAID else _shingles(returned)
+        ),
     )
 
 

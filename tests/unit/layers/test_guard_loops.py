@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import orjson
 import pytest
@@ -21,12 +22,13 @@ from gateway.call import (
     Usage,
 )
 from gateway.errors import LoopDetected, UpstreamUnreachable
-from gateway.layers.guard_loops import MOST_FOLDED, LoopGuard
+from gateway.layers.guard_loops import MOST_FOLDED, MOST_READ, LoopGuard
 from gateway.resilience.loops import IDLE, LoopRules
 from gateway.snapshot import AgentRule, Snapshot
 from gateway.units import MICRO, Mode
 
 ENFORCE = LoopRules(mode=Mode.ENFORCE)
+TASK = LoopRules(mode=Mode.ENFORCE, max_tokens=1000)
 AGENT = AgentRule(id="ada", tenant="t")
 SAME = '{"a":1,"b":{"c":2,"d":[3]}}'
 
@@ -48,6 +50,7 @@ class Gateway:
         self.kind: Kind | None = None
         self.error: BaseException | None = None
         self.serve = self.guard(self.inner)
+        self.wrap = dict
 
     async def inner(self, call):
         if self.error is not None:
@@ -76,8 +79,8 @@ class Gateway:
             received=self.now,
         )  # fmt: skip
         # As the edge decodes it: what strings share must not depend on who made them here.
-        call.parsed = orjson.loads(orjson.dumps(body)) if parsed else None
-        call.fields = Fields(model="m") if parsed else None
+        call.parsed = self.wrap(orjson.loads(orjson.dumps(body))) if parsed else None
+        call.fields = Fields(model="m", has_tools=True) if parsed else None
         call.principal = caller or principal()
         call.session = session
         tokens, output, money = estimate
@@ -85,10 +88,14 @@ class Gateway:
 
         async def whole():
             reply = await self.serve(call)
+            self.relay(reply)
             await reply.close(End.COMPLETE)
 
         asyncio.run(whole())
         return call
+
+    def relay(self, reply):
+        """The body reaches the client."""
 
     def refuses(self, body, **more):
         before = self.passed
@@ -421,6 +428,211 @@ def test_the_same_two_calls_in_turn_are_refused():
     assert "alternate for 4 rounds" in error.message
 
 
+class Weak(dict[str, object]):
+    """A body that can be watched."""
+
+
+@pytest.mark.parametrize("dialect", HISTORIES)
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_waiting_call_keeps_nothing_of_its_body_alive(dialect, count):
+    gateway = Gateway(LoopRules(mode=Mode.ENFORCE, max_tokens=10**9))
+    seen = []
+
+    async def waiting(call):
+        watched = weakref.ref(call.parsed)
+        call.parsed = None  # as admission does before it waits
+        seen.append(watched())
+        return await gateway.inner(call)
+
+    gateway.serve = gateway.guard(waiting)
+    gateway.wrap = Weak
+    gateway.ask(HISTORIES[dialect](count), dialect=dialect)
+    assert seen == [None]
+
+
+# --- histories that the provider keeps ------------------------------------------------------------
+
+
+class Remembering(Gateway):
+    """An agent on Responses that sends results only, and the provider's answers to it."""
+
+    def __init__(self, rules=ENFORCE, *, stream=False):
+        super().__init__(rules)
+        self.stream = stream
+        self.number = 0
+        self.calls = [("search", SAME)]
+        self.status = "completed"
+
+    async def inner(self, call):
+        reply = await super().inner(call)
+        self.number += 1
+        response = {
+            "id": f"resp_{self.number}", "status": self.status,
+            "output": [
+                {"type": "function_call", "call_id": f"c{self.number}_{at}", "name": name,
+                 "arguments": arguments}
+                for at, (name, arguments) in enumerate(self.calls)
+            ],
+        }  # fmt: skip
+        body = orjson.dumps(response)
+        if self.stream:
+            reply.headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+            body = (b'event: response.completed\ndata: {"type":"response.completed","response":'
+                    + body + b"}\n\n")  # fmt: skip
+        self.answer = body
+        self.reply = reply
+        return reply
+
+    def say(self, text="find it", previous=None, **more):
+        return self.send(previous, [{"role": "user", "content": text}], **more)
+
+    def answer_calls(self, result="none", previous=None, **more):
+        """Results for every call of the last answer, or of the one named."""
+        number = previous or self.number
+        items = [
+            {"type": "function_call_output", "call_id": f"c{number}_{at}", "output": result}
+            for at in range(len(self.calls))
+        ]
+        return self.send(number, items, **more)
+
+    def send(self, previous, items, *, refused=False, store=None):
+        body = {"model": "m", "input": items}
+        if previous:
+            body["previous_response_id"] = f"resp_{previous}"
+        if store is not None:
+            body["store"] = store
+        return (self.refuses if refused else self.ask)(body, dialect=Dialect.RESPONSES)
+
+    def relay(self, reply):
+        for tap in reply.taps:
+            half = len(self.answer) // 2
+            tap(self.answer[:half])
+            tap(self.answer[half:])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_loop_that_only_the_provider_remembers_is_refused(stream):
+    gateway = Remembering(stream=stream)
+    gateway.say()
+    gateway.answer_calls()
+    gateway.answer_calls()
+    warned = gateway.answer_calls()
+    assert warned.extra_headers[0][1].startswith(
+        b"loops.same_call: The tool call search was made 3"
+    )
+    error = gateway.answer_calls(refused=True)
+    assert "The tool call search was made 4 times" in error.message
+    gateway.answer_calls(refused=True)
+    assert len(gateway.guard) == 1
+    gateway.say("another way", previous=gateway.number)
+    gateway.answer_calls()
+
+
+def test_the_same_continuation_once_more_counts_nothing():
+    gateway = Remembering()
+    gateway.say()
+    gateway.error = UpstreamUnreachable("gone")
+    for _ in range(9):
+        with pytest.raises(UpstreamUnreachable):
+            gateway.answer_calls()
+    gateway.error = None
+    gateway.answer_calls()
+    assert gateway.stages == []
+
+
+def test_a_conversation_found_in_the_middle_is_counted_from_there():
+    gateway = Remembering()
+    gateway.number = 5
+    for _ in range(3):
+        gateway.answer_calls()
+    gateway.answer_calls()
+    gateway.answer_calls(refused=True)
+
+
+def test_iterations_count_where_calls_are_unknown():
+    gateway = Remembering(LoopRules(mode=Mode.ENFORCE, max_iterations=3))
+    gateway.number = 5
+    gateway.answer_calls()
+    gateway.answer_calls()
+    error = gateway.answer_calls(refused=True)
+    assert error.because == "loops.max_iterations"
+
+
+def test_polling_by_continuation_is_exempt():
+    gateway = Remembering(LoopRules(mode=Mode.ENFORCE, polling_tools=("poll",)))
+    gateway.calls = [("poll", "{}")]
+    gateway.say()
+    for _ in range(9):
+        gateway.answer_calls()
+    assert gateway.stages == []
+
+
+def test_continuations_with_other_calls_pass():
+    gateway = Remembering()
+    gateway.say()
+    for number in range(12):
+        gateway.calls = [("read", f'{{"path":"{chr(97 + number) * 3}"}}')]
+        gateway.answer_calls(result=f"{number}" * (3 ** (number % 7)))
+    assert gateway.stages == []
+
+
+def test_a_failed_answer_is_not_remembered_and_a_final_one_ends_the_stretch():
+    gateway = Remembering()
+    gateway.status = "failed"
+    gateway.say()
+    assert len(gateway.guard) == 0
+    gateway.status = "completed"
+    gateway.say()
+    assert len(gateway.guard) == 1
+    gateway.calls = []
+    gateway.send(gateway.number, [
+        {"type": "function_call_output", "call_id": f"c{gateway.number}_0", "output": "x"}
+    ])  # fmt: skip
+    assert len(gateway.guard) == 0
+
+
+def test_answers_that_nobody_can_continue_are_not_read():
+    gateway = Remembering()
+    gateway.say(store=False)
+    assert gateway.reply.taps == []
+    gateway.kind = Kind.CALLER
+    gateway.say()
+    assert gateway.reply.taps == []
+
+
+def test_an_answer_too_long_or_no_json_is_not_remembered():
+    gateway = Remembering()
+    gateway.say()
+    ending = gateway.reply.taps[0]
+    ending(b"x")
+    assert ending.response() == {}
+    ending(b"x" * MOST_READ)
+    ending(b"{}")
+    assert ending.response() == {}
+    fresh = type(ending)([])
+    fresh(b"[]")
+    assert fresh.response() == {}
+
+
+def test_the_operator_resets_what_the_provider_remembers():
+    gateway = Remembering()
+    gateway.say()
+    for _ in range(3):
+        gateway.answer_calls()
+    gateway.answer_calls(refused=True)
+    assert gateway.guard.reset("s") == 1
+    gateway.answer_calls()
+
+
+def test_amounts_count_across_continuations():
+    gateway = Remembering(TASK)
+    gateway.usage = Usage(input=500, output=0)
+    gateway.say()
+    gateway.answer_calls()
+    assert gateway.answer_calls(refused=True).because == "loops.max_tokens"
+    gateway.say("go on", previous=gateway.number)
+
+
 # --- the operator ---------------------------------------------------------------------------------
 
 
@@ -446,8 +658,6 @@ def test_a_session_of_the_credential_counts_before_the_headers():
 
 
 # --- amounts --------------------------------------------------------------------------------------
-
-TASK = LoopRules(mode=Mode.ENFORCE, max_tokens=1000)
 
 
 def test_a_task_that_used_its_tokens_is_refused_until_the_user_speaks():

@@ -10,13 +10,16 @@ from gateway.resilience.loops import (
     KEPT_CALLS,
     SKETCH,
     Counts,
+    Half,
     LoopRules,
     Memory,
+    Pending,
     Rule,
     Spending,
     Stretch,
     Turn,
     Verdict,
+    packed,
     sketch_of,
 )
 from gateway.units import MICRO, MINUTE
@@ -24,7 +27,7 @@ from gateway.units import MICRO, MINUTE
 RULES = LoopRules()
 
 
-def never():
+def never(_half):
     raise AssertionError("a sketch was made although sizes forbid it")
 
 
@@ -122,7 +125,7 @@ def test_alternating_pairs_of_parallel_calls_do_not_depend_on_their_order():
 
 
 def shingles(*words):
-    return lambda: (sketch_of(list(words)), sketch_of([1]))
+    return lambda half: sketch_of(list(words) if half is Half.SAID else [1])
 
 
 def test_turns_that_are_nearly_alike_are_refused():
@@ -147,7 +150,11 @@ def test_a_turn_that_differs_ends_the_row():
 
 def test_paging_says_the_same_and_gets_something_else():
     pages = [
-        turn((n, n), size=1000, sketch=lambda n=n: (sketch_of([1, 2]), sketch_of([n])))
+        turn(
+            (n, n),
+            size=1000,
+            sketch=lambda half, n=n: sketch_of([1, 2] if half is Half.SAID else [n]),
+        )
         for n in range(9)
     ]
     assert verdicts(*pages) == [None] * 9
@@ -264,11 +271,20 @@ def test_a_sketch_keeps_the_smallest_hashes():
     assert sketch_of([]) == b""
 
 
-def test_empty_and_equal_halves_are_alike_and_disjoint_ones_are_not():
-    some = sketch_of([1, 2, 3])
-    assert loops.are_alike((b"", some), (b"", some), MICRO)
-    assert not loops.are_alike((some, some), (sketch_of([9]), some), 1)
-    assert not loops.are_alike((b"", some), (some, some), 1)
+def test_equal_sketches_are_alike_and_disjoint_or_empty_ones_are_not():
+    some = sketch_of([1, 2, 3, 4])
+    assert loops.are_near(some, some, MICRO)
+    assert loops.are_near(b"", b"", MICRO)
+    assert not loops.are_near(b"", some, 1)
+    assert not loops.are_near(some, sketch_of([7, 8]), 1)
+    assert loops.are_near(some, sketch_of([3, 4, 5, 6]), MICRO // 3)
+    assert not loops.are_near(some, sketch_of([3, 4, 5, 6]), MICRO // 3 + 1)
+
+
+def test_a_sample_of_large_sets_is_compared_over_their_union():
+    one = sketch_of(list(range(0, 1000, 2)))
+    assert not loops.are_near(one, sketch_of(list(range(1, 1000, 2))), 1)
+    assert loops.are_near(one, sketch_of([*range(0, 1000, 2), 5]), 900_000)
 
 
 # --- amounts --------------------------------------------------------------------------------------
@@ -391,12 +407,15 @@ def test_a_conversation_takes_at_most_two_kibibytes():
         # The size of no turn may matter, nor may its parallel calls.
         newest = turn(
             *calls, size=10**6, kind=1 << 60,
-            sketch=lambda n=number: (
-                sketch_of([(1 << 31) + n * 999 + at for at in range(300)]),
-                sketch_of([(1 << 31) + n * 888 + at for at in range(300)]),
+            sketch=lambda half: sketch_of(
+                [(1 << 31) + at * (9 if half is Half.SAID else 8) for at in range(300)]
             ),
         )  # fmt: skip
         stretch.fold(newest, rules=RULES)
         stretch.touched = 1 << 55
-    assert stretch._sketch is not None
+    stretch.pending = packed(
+        [Pending(id=-big, exact=big, masked=big, exempt=False, name="n" * 99) for _ in range(99)]
+    )
+    assert stretch._said
+    assert stretch._returned
     assert size_of(stretch) <= 2048

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.call import Dialect
 from gateway.layers.guard_loops import canonical
+from gateway.resilience.loops import SKETCH, Half
 from gateway.wire import turns
 
 CHAT, MESSAGES, RESPONSES = Dialect.CHAT, Dialect.MESSAGES, Dialect.RESPONSES
@@ -243,7 +244,7 @@ def test_no_shape_of_a_history_raises(dialect, junk):
     body = {"messages": junk, "input": junk}
     for said in turns.of(dialect, body):
         turn = turns.turn_of(said, canonical, lambda _: False)
-        turn.sketch()
+        assert all(isinstance(turn.sketch(half), bytes) for half in Half)
         turns.mark(said, 1, lambda: turns.opening(dialect, body))
     turns.answered(dialect, body)
     turns.length(dialect, body)
@@ -382,9 +383,8 @@ def test_words_alone_are_not_exempt():
 
 def test_a_sketch_of_much_text_stays_small():
     words = " ".join(f"w{number}" for number in range(100_000))
-    said, returned = prints(call(words, words)).sketch()
-    assert 0 < len(said) <= 256
-    assert 0 < len(returned) <= 256
+    turn = prints(call(words, words))
+    assert all(0 < len(turn.sketch(half)) <= 4 * SKETCH for half in Half)
 
 
 def mark(*calls, text="", scope=1, opening="find it"):
