@@ -4,8 +4,8 @@
 
 Every slice is a process of its own: it reads the snapshot's bytes, runs for a random 5 to 25 ms or
 until an effect, writes the next snapshot and ends. The same work, undisturbed in one process on the
-*plain*, uninstrumented module, gives what must be equal: result or output, memory, requests. A guest
-whose interpreter cannot be had is null, with the reason.
+*plain*, uninstrumented module, gives what must be equal: result or output, memory, requests. A
+guest whose interpreter cannot be had is null, with the reason.
 """
 
 from __future__ import annotations

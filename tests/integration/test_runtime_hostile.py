@@ -1,4 +1,4 @@
-"""Hostile guests, instrumented by the real child process: each ends as promised, none takes the host.
+"""Hostile guests, instrumented by the real child: each ends as promised, none takes the host.
 
 Needs the worker extra (wasmtime, icpp-binaryen); nothing is fetched.
 """
@@ -313,7 +313,7 @@ def test_stopping_the_slots_files_every_guest(engine, hostile):
     guests = [new(hostile["run"], ENDLESS, 0) for _ in range(2)]
     todo, ended = [Work(one) for one in guests], []
     slots = Slots(engine, lambda: todo.pop() if todo else None,
-                  lambda job, outcome, _stats: ended.append(outcome), count=2, quantum_s=None)  # fmt: skip
+                  lambda _job, end, _stats: ended.append(end), count=2, quantum_s=None)  # fmt: skip
     slots.start()
     time.sleep(0.1)
     slots.stop()
