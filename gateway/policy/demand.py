@@ -33,6 +33,8 @@ class Demand(Check):
         self.tenants()
         self.issuers()
         self.anonymous()
+        if self.rules.loops.max_money is not None:
+            self._priced(("loops", "max_money"), ("*",))
 
     def tier_set(self) -> None:
         """Numbers and names are distinct."""

@@ -158,6 +158,57 @@ def test_a_looping_agent_is_contained_and_its_session_lives(scene, api):
     stage.run(scenario())
 
 
+TOOL: Any = {
+    "type": "function", "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "enum": ["Ulm"]}},
+                   "required": ["city"], "additionalProperties": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_loop_that_only_the_provider_remembers_is_contained(scene, stream):
+    """The agent sends results alone, and the emulator's model calls the one tool for ever."""
+    stage, world = scene
+
+    async def ask(agent: Agent, **more: Any) -> Any:
+        made = await agent.gpt.responses.create(
+            model="gpt-now", tools=[TOOL], tool_choice="required", stream=stream, **more
+        )
+        if not stream:
+            return made
+        ended = [event.response async for event in made if event.type == "response.completed"]
+        return ended.pop()
+
+    async def refused(agent: Agent, answer: Any) -> tuple[openai.RateLimitError, Any, int]:
+        """The refusal, the last answer before it, and how many results were sent."""
+        sent = 0
+        for _ in range(10):
+            results: Any = [
+                {"type": "function_call_output", "call_id": one.call_id, "output": "rain"}
+                for one in answer.output
+                if one.type == "function_call"
+            ]
+            sent += len(results)
+            try:
+                answer = await ask(agent, input=results, previous_response_id=answer.id)
+            except openai.RateLimitError as error:
+                return error, answer, sent
+        raise AssertionError("it went on")
+
+    async def scenario() -> None:
+        agent = Agent(world, f"chain-{stream}")
+        try:
+            answer = await ask(agent, input=f"<chain-{stream}> What is the weather?")
+            error, answer, sent = await refused(agent, answer)
+            assert "The tool call weather was made" in str(error)
+            assert 4 <= sent <= 8, "answers of the emulator hold one call or two"
+            await ask(agent, input="Try another way.", previous_response_id=answer.id)
+        finally:
+            await agent.close()
+
+    stage.run(scenario())
+
+
 def test_agents_of_one_session_side_by_side_do_not_add_up(scene):
     stage, world = scene
 

@@ -328,6 +328,17 @@ def test_an_issuer_knows_its_agents_in_file_order():
     assert dict(issuer.claims) == {"agent": "sub", "tenant": "org.id", "session": "sid"}
 
 
+def test_amounts_of_a_conversation_are_carried_over_in_our_units():
+    text = SMALL + (
+        "prices: {m-*: {input: 1, output: 2}}\n"
+        "loops: {max_iterations: 50, tokens_per_minute: 30k, max_tokens: 2M, max_money: 5 USD}\n"
+    )
+    loops = snapshot(text).loops
+    assert (loops.max_iterations, loops.tokens_per_minute) == (50, 30_000)
+    assert (loops.max_tokens, loops.max_money) == (2_000_000, 5_000_000)
+    assert loops.meters
+
+
 def test_the_process_rules_are_carried_over():
     text = SMALL + (
         "listeners: {data: '127.0.0.1:0'}\n"
@@ -351,6 +362,7 @@ def test_the_process_rules_are_carried_over():
     assert (found.backoff.attempts, found.backoff.budget_ratio_ppm) == (1, 200_000)
     assert found.breaker.in_a_row == 9
     assert (found.loops.same_call, found.loops.polling_tools) == (5, ("poll",))
+    assert not found.loops.meters
     assert (found.holds.longest, found.holds.rate) == (3_600_000_000, 7)
     assert found.holds.webhooks.hosts == ("hooks.example", "*.ci.example:8443")
     assert found.holds.webhooks.networks == ("10.1.0.0/16",)

@@ -288,6 +288,12 @@ def test_shipped_tiers_fill_the_numbers_left_free():
     assert tier_numbers(rules) == {"gold": 1, "standard": 2, "batch": 3}
 
 
+def test_a_loop_rule_in_money_needs_prices():
+    text = SMALL + "loops: {max_money: 2 USD}\n"
+    assert "loops.max_money: can never bind: none of the models has a price" in said(text)
+    assert not problems(text + "prices: {m-*: {input: 1, output: 2}}\n")
+
+
 def test_the_price_of_an_exact_name_wins_over_a_pattern_before_it():
     rules = load(SMALL + "prices: {m-*: {input: 1, output: 1}, m-1: {input: 2, output: 2}}\n").rules
     found = [price_of(rules, name) for name in ("m-1", "m-2", "x")]
