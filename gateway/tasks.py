@@ -316,6 +316,7 @@ class Holds:
             if silent >= BEAT:
                 silent = 0
                 yield b": held\n\n"
+        yield b": the gateway is stopping; ask again\n\n"
 
     async def _last(self, held: Held, *, relayed: bool) -> bytes:
         """What is still to be said of a hold that has ended."""

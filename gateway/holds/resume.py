@@ -55,7 +55,9 @@ BUSY_TICK: Micros = 100_000
 """Between two looks while calls are kept; of a breaker that changes, the loop is told at once."""
 IDLE_TICK: Micros = MICRO
 SWEEP: Micros = 2 * MICRO
-"""Between two looks for what has expired, is to be pushed, or may be forgotten."""
+"""Between two looks for what has expired, is to be pushed, or may be forgotten; idle, it is longer:
+a process without holds shall not ask its store more than about once a second."""
+IDLE_SWEEP: Micros = 10 * MICRO
 BATCH = 200
 """Rows of one sweep."""
 MAX_RUNNING = 256
@@ -230,7 +232,8 @@ class Resuming:
             if not self.store.own():
                 return False
             self.owner = True
-        if now - self._swept >= SWEEP:
+        idle = not self.counted.waiting and not self._runs
+        if now - self._swept >= (IDLE_SWEEP if idle else SWEEP):
             self._swept = now
             await self._sweep(now)
         waiting = await self.store.waiting()

@@ -109,7 +109,9 @@ def _guarded(connection: sqlite3.Connection, job: Job[sqlite3.Connection]) -> No
     connection.execute("SAVEPOINT job")
     try:
         job.worked(job.operation(connection))
-    except Exception as error:  # noqa: BLE001 - everybody waits for this thread: it must go on
+    except Exception as error:
+        if not connection.in_transaction:
+            raise  # a full disk has undone the whole group
         connection.execute("ROLLBACK TO job")
         job.failed(_fault(error))
     connection.execute("RELEASE job")
@@ -193,17 +195,9 @@ class SqliteStore:
 
     def _write(self, connection: sqlite3.Connection, jobs: list[Job[sqlite3.Connection]]) -> None:
         """One group: one commit, then all answers."""
-        try:
-            with locks.turn(self._lock):
-                connection.execute("BEGIN IMMEDIATE")
-                for job in jobs:
-                    _guarded(connection, job)
-                connection.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            for job in jobs:
-                job.failed(_fault(error))
+        if not self._committed(connection, jobs) and len(jobs) > 1:
+            for job in jobs:  # one of them may be what cannot be done: the others shall not suffer
+                self._committed(connection, [job])
         for job in jobs:
             job.answer()
         self._groups += 1
@@ -212,6 +206,25 @@ class SqliteStore:
             self._groups = self._written = 0
             with contextlib.suppress(StoreFault):
                 self._reader.put(Job(_checkpoint, None, None))
+
+    def _committed(
+        self, connection: sqlite3.Connection, jobs: list[Job[sqlite3.Connection]]
+    ) -> bool:
+        """Whether the group is on disk; if not, nothing of it is, and each job says why."""
+        try:
+            with locks.turn(self._lock):
+                connection.execute("BEGIN IMMEDIATE")
+                for job in jobs:
+                    _guarded(connection, job)
+                connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - everybody waits for this thread: it must go on
+            if connection.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+            for job in jobs:
+                job.failed(_fault(error))
+            return False
+        return True
 
     # --- ownership and end ------------------------------------------------------------------------
 
