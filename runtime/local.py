@@ -78,7 +78,7 @@ class Local:
     suspend_after_s: float | None = None
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _forced: asyncio.Event = field(default_factory=asyncio.Event)
-    _slots: Slots | None = None
+    _slots: Slots[_Job] | None = None
     _begun: float = 0.0
 
     def suspend(self) -> None:
@@ -149,7 +149,7 @@ class Local:
                 # The call was not sent: the continuation sends it.
                 return self._suspended()
 
-    async def _nudge(self, slots: Slots, results: asyncio.Queue[Outcome]) -> None:
+    async def _nudge(self, slots: Slots[_Job], results: asyncio.Queue[Outcome]) -> None:
         """Suspension was asked for while the guest waited: stop it once it runs."""
         while results.empty() and not slots.slots[0].preempt():
             await pause(STEP_S)

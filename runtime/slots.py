@@ -21,7 +21,7 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from runtime.clock import cpu_us, monotonic, read, sleep, thread_cpu_clock
 from runtime.sandbox import HostFault
@@ -46,6 +46,9 @@ class Job(Protocol):
     sandbox: Sandbox
     reply: bytes | None
     at_ns: int | None
+
+
+J = TypeVar("J", bound=Job)
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class Slot:
         )
 
 
-class Slots:
+class Slots(Generic[J]):
     """The threads.
 
     Args:
@@ -133,8 +136,8 @@ class Slots:
     def __init__(
         self,
         engine: Engine,
-        claim: Callable[[], Job | None],
-        filed: Callable[[Job, Outcome, Stats], None],
+        claim: Callable[[], J | None],
+        filed: Callable[[J, Outcome, Stats], None],
         *,
         count: int = 0,
         quantum_s: float | None = 0.2,
@@ -146,7 +149,7 @@ class Slots:
         self._quantum_s = quantum_s
         self._nice = nice
         self._idle = threading.Condition()
-        self._urgent: deque[tuple[Job, float]] = deque()
+        self._urgent: deque[tuple[J, float]] = deque()
         self._urgent_wake = threading.Condition()
         self._stopping = False
         self.slots = [Slot(number) for number in range(count or os.cpu_count() or 1)]
@@ -182,7 +185,7 @@ class Slots:
         with self._idle:
             self._idle.notify()
 
-    def submit_tier0(self, job: Job) -> bool:
+    def submit_tier0(self, job: J) -> bool:
         """Run on the tier-0 thread next; False when too many wait there already."""
         with self._urgent_wake:
             if len(self._urgent) >= MAX_TIER0:
@@ -222,7 +225,7 @@ class Slots:
             self._run(slot, job, None, TIER0_KILL_US, Stats(waited_us=waited))
 
     def _run(
-        self, slot: Slot, job: Job, quantum_s: float | None, kill_us: int | None, stats: Stats
+        self, slot: Slot, job: J, quantum_s: float | None, kill_us: int | None, stats: Stats
     ) -> None:
         sandbox = job.sandbox
         begun = cpu_us()

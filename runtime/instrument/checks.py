@@ -188,6 +188,19 @@ def instrument(module: Module, *, variant: str = "flag", limits: Limits | None =
     return Checked(wasm, total, len(cyclic), len(module.bodies), own)
 
 
+def reference(module: Module) -> bytes:
+    """The module as it came, its memory exported: what the self-test compares with."""
+    if not module.memories:
+        return form.encode(module.sections)
+    rows = [(one.name, one.kind, one.index) for one in module.exports] + [(MEMORY, 2, 0)]
+    exports = uleb(len(rows)) + b"".join(
+        _name(name) + bytes([kind]) + uleb(index) for name, kind, index in rows
+    )
+    parts = {ident: payload for ident, payload in module.sections if ident}
+    parts[form.EXPORT] = exports
+    return form.encode([(ident, parts[ident]) for ident in form.ORDER if ident in parts])
+
+
 def _check(variant: str, control: int, yield_index: int) -> bytes:
     """`if (flag) yield_()`, or `if (--fuel < 0) yield_()`."""
     memory = uleb(control)

@@ -328,6 +328,7 @@ def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     limits = form.Limits(memory_pages=job["memory_pages"])
     _say(stage="decode")
     module = decode.decode(plain, limits)
+    (folder / "reference.wasm").write_bytes(checks.reference(module))
     if "exceptions" in module.features:
         module = decode.decode(exceptions.lower(module), limits)
     checks.gate(module, adapters=ADAPTERS, wasi=frozenset(FUNCTIONS))
@@ -385,7 +386,7 @@ def _prove(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     _say(stage="self-test")
     main = json.loads((folder / "instrument.json").read_text())["main"]
     names = {"plain_hash": job["plain_hash"], "module_hash": "self-test"}
-    plain = engine.compile((folder / "plain.wasm").read_bytes())
+    plain = engine.compile((folder / "reference.wasm").read_bytes())
     report = self_test(
         load(engine, plain, main=main, **names),
         load(engine, module, main=main, variant=job["variant"], **names),
