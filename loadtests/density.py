@@ -2,11 +2,13 @@
 
 `python -m loadtests.density --json [--agents N] [--live N]`
 
-Every agent is a JavaScript agent on QuickJS that waits in a call. At most `--live` have an instance; the
-others are parked: bytes in a store (one SQLite file here, as in the execution tier), of which the process
-holds only the name and the place in the queue. Then replies arrive for agents at random: each is fetched,
-checked, restored, runs to its next call and is parked again. Latency is from the reply to guest code,
-bytes read from the store included; CPU is that of decode, restore and the first instructions.
+Every agent is a JavaScript agent on QuickJS that waits in a call. At most `--live` have an
+instance; the
+others are parked: bytes in a store (one SQLite file here, as in the execution tier), of which the
+process holds only the name and the place in the queue. Then replies arrive for agents at random:
+each is fetched, checked, restored, runs to its next call and is parked again. Latency is from the
+reply to guest code, bytes read from the store included; CPU is that of decode, restore and the
+first instructions.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@
 
 1. `overhead`: CPU of each kernel, and of a script on QuickJS, as a ratio to the plain module.
 2. `suspend_resume_cpu_us`: stop and go on in place, in a loop.
-3. Saturation: every core has a slot at nice +10 that computes; agents are switched after each quantum of
-   CPU time, and at each switch the guest is captured and encoded as a delta against its last snapshot.
-   `cpu_overhead_pct` is the CPU of those agents against the same work run to completion (measured before
-   and after, per unit of work). Meanwhile tier-0 jobs arrive at random: `tier0_*` is from submission to
-   guest code on the tier-0 thread.
-4. The design without a tier-0 thread, in the same run: the same jobs, put at the *head* of the queue that
+3. Saturation: every core has a slot at nice +10 that computes; agents are switched after each
+   quantum of CPU time, and at each switch the guest is captured and encoded as a delta against
+   its last snapshot. `cpu_overhead_pct` is the CPU of those agents against the same work run to
+   completion (measured before and after, per unit of work). Meanwhile tier-0 jobs arrive at
+   random: `tier0_*` is from submission to guest code on the tier-0 thread.
+4. The design without a tier-0 thread, in the same run: the same jobs, put at the *head* of the
+  queue that
    the same slots share, wait for a slot to reach the end of its quantum: `shared_workers_*`.
 """
 

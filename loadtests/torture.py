@@ -3,8 +3,8 @@
 `python -m loadtests.torture --json [--seconds N] [--moves N] [--guests kernel,javascript,python]`
 
 For `--seconds` of wall time a guest (kernels: each kind in turn) is stopped at *every* check it
-reaches and replaced by its own bytes every `--moves` yields; then it runs on to its end undisturbed.
-What it did must equal the uninterrupted run of the plain module.
+reaches and replaced by its own bytes every `--moves` yields; then it runs on to its end
+undisturbed. What it did must equal the uninterrupted run of the plain module.
 """
 
 from __future__ import annotations
