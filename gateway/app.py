@@ -17,7 +17,7 @@ import sys
 import traceback
 from pathlib import Path
 from random import Random  # noqa: TID251 - the one seed of this process
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -144,7 +144,13 @@ class Gateway:
         """The variables that policy may name: the process's, the development key, the emulator."""
         chosen = self._settings
         environment = dict(chosen.environment)
-        environment[DEV_KEY_VARIABLE] = dev_key(chosen.state_dir, secrets.token_bytes)
+        if not environment.get(DEV_KEY_VARIABLE):
+            try:
+                environment[DEV_KEY_VARIABLE] = dev_key(chosen.state_dir, secrets.token_bytes)
+            except OSError as error:
+                why = error.strerror or type(error).__name__
+                text = f"The state folder {chosen.state_dir} cannot be used ({why}); "
+                raise OSError(text + "choose another with TIDEGATE_STATE_DIR.") from error
         if EMULATOR_VARIABLE not in environment and mentions(self._path, EMULATOR_VARIABLE):
             self._emulator = Emulator(self._clock)
             environment[EMULATOR_VARIABLE] = await self._emulator.start()
@@ -220,7 +226,9 @@ class Gateway:
         host, port = sockets[0].getsockname()[:2]
         admin_port = sockets[1].getsockname()[1]
         model = next(iter(snapshot.models), "gpt-4o")
-        text = serving.announce(host, port, key=environment[DEV_KEY_VARIABLE], model=model)
+        # A policy without the development key knows other keys, which only their agents have.
+        key = environment[DEV_KEY_VARIABLE] if mentions(self._path, DEV_KEY_VARIABLE) else ""
+        text = serving.announce(host, port, key=key, model=model)
         sys.stdout.write(f"{text}\nready: {self._path} on port {port}, admin on {admin_port}\n")
         sys.stdout.flush()
 
@@ -231,12 +239,16 @@ class Gateway:
             draining = tasks.create_task(edge.drain(limit))
             resuming = tasks.create_task(machine.resuming.drain(limit))
             hurried = tasks.create_task(self._hurry.wait())
-            await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
-            if not draining.done():
+            left: set[asyncio.Task[Any]] = {draining, resuming}
+            while left and not hurried.done():
+                await asyncio.wait({*left, hurried}, return_when=asyncio.FIRST_COMPLETED)
+                left = {one for one in left if not one.done()}
+            if left:
                 self._log.warning("drain_cut_short", in_flight=edge.in_flight)
-                draining.cancel()
-                resuming.cancel()
-            hurried.cancel()
+            for one in (*left, hurried):
+                one.cancel()
+        if resuming.cancelled():
+            await machine.resuming.drain(0)
         if draining.cancelled():
             await edge.drain(0)
         else:

@@ -1,6 +1,7 @@
 """The `tidegate` command. Each command imports only its own part, so that start stays short.
 
-serve, dev     the gateway, with the emulator beside it where the policy wants one
+serve          the gateway, with the emulator beside it where the policy wants one
+dev            the same with the shipped default policy, whatever TIDEGATE_POLICY says
 emulate        the provider emulator alone
 check, schema  policy files: every error at once; the JSON schema for editors
 status         what the gateway does now, refreshing
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from gateway.settings import Settings
 
-ADMIN = "http://127.0.0.1:8485"
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
+ADMIN_HELP = "URL of the admin listener (default: by TIDEGATE_ADMIN_HOST and _PORT)"
 LATER = {
     "worker": "the execution tier",
     "simulate": "the fleet issue",
@@ -66,6 +68,28 @@ def read_settings() -> Settings:
         raise
 
 
+def port(text: str) -> int:
+    """A TCP port of the command line."""
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r}: a port from 0 to 65535 is allowed")
+    return int(text)
+
+
+def admin_address(environ: dict[str, str] | None = None) -> str:
+    """Where a gateway started with these variables listens for its operator."""
+    from gateway import settings
+
+    try:
+        here = settings.from_environment(environ)
+    except ValueError as error:
+        fail(str(error))
+        raise
+    host = EVERY_ADDRESS.get(here.admin_host, here.admin_host)
+    return (
+        f"http://[{host}]:{here.admin_port}" if ":" in host else f"http://{host}:{here.admin_port}"
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
@@ -74,19 +98,25 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=version())
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for name in ("serve", "dev"):
-        serve = commands.add_parser(name, help="start the gateway (dev: with the shipped default)")
-        serve.add_argument("--policy", type=Path, help="policy file or folder")
+    for name, what in (
+        ("serve", "start the gateway"),
+        ("dev", "start the gateway with the shipped default policy"),
+    ):
+        serve = commands.add_parser(name, help=what, description=f"{what.capitalize()}.")
+        if name == "serve":
+            serve.add_argument(
+                "--policy", type=Path, help="policy file or folder (else TIDEGATE_POLICY)"
+            )
         serve.add_argument("--host", help="data listener's address")
-        serve.add_argument("--port", type=int, help="data listener's port (0: a free one)")
-        serve.add_argument("--admin-port", type=int, help="admin listener's port (0: a free one)")
+        serve.add_argument("--port", type=port, help="data listener's port (0: a free one)")
+        serve.add_argument("--admin-port", type=port, help="admin listener's port (0: a free one)")
         serve.add_argument("--workers", type=int, default=1, help="gateway processes (only 1 yet)")
         serve.set_defaults(run=run_serve)
 
     emulate = commands.add_parser("emulate", help="start the provider emulator alone")
     emulate.add_argument("--config", type=Path, help="YAML or JSON file; default: generous limits")
-    emulate.add_argument("--host", default="127.0.0.1")
-    emulate.add_argument("--port", type=int, default=8486, help="0: a free one")
+    emulate.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
+    emulate.add_argument("--port", type=port, default=8486, help="default: 8486; 0: a free one")
     emulate.add_argument("--seed", type=int, help="answers and pacing repeat for equal seeds")
     emulate.add_argument("--fast", action="store_true", help="no pacing: answers come at once")
     emulate.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
@@ -94,6 +124,9 @@ def parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="check a policy file or folder")
     check.add_argument("path", type=Path)
+    check.add_argument(
+        "--no-secrets", action="store_true", help="secrets are not here (CI): check their form only"
+    )
     check.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     check.set_defaults(run=run_check)
 
@@ -101,15 +134,15 @@ def parser() -> argparse.ArgumentParser:
     schema.set_defaults(run=run_schema)
 
     status = commands.add_parser("status", help="pools, waiting, breakers, revision; refreshing")
-    status.add_argument("--admin", default=ADMIN, help=f"admin listener (default {ADMIN})")
+    status.add_argument("--admin", default="", help=ADMIN_HELP)
     status.add_argument("--json", action="store_true", help="print once, as JSON")
     status.add_argument("--once", action="store_true", help="print once")
     status.set_defaults(run=run_status)
 
     explain = commands.add_parser("explain", help="every verdict about one call")
     explain.add_argument("call_id", help="value of the answer's tidegate-call-id header")
-    explain.add_argument("--admin", default=ADMIN, help=f"admin listener (default {ADMIN})")
-    explain.add_argument("--json", action="store_true")
+    explain.add_argument("--admin", default="", help=ADMIN_HELP)
+    explain.add_argument("--json", action="store_true", help="print the record as JSON")
     explain.set_defaults(run=run_explain)
 
     key = commands.add_parser("key", help="make an agent key and its stored form")
@@ -137,7 +170,11 @@ def run_serve(options: argparse.Namespace) -> None:
         )
     from dataclasses import replace
 
+    from gateway.settings import default_policy
+
     settings = read_settings()
+    if options.command == "dev":
+        options.policy = default_policy()
     changes = {
         "policy": options.policy,
         "host": options.host,
@@ -178,7 +215,7 @@ def run_check(options: argparse.Namespace) -> None:
     """Print every error of a policy; exit 1 if there is any."""
     from gateway.policy.check import check
 
-    result = check(options.path, read_settings().environment)
+    result = check(options.path, read_settings().environment, secrets=not options.no_secrets)
     sys.stdout.write(result.json() if options.json else result.text())
     sys.exit(0 if result.ok else 1)
 
@@ -194,14 +231,14 @@ def run_status(options: argparse.Namespace) -> None:
     """Show the gateway's state until interrupted."""
     from gateway.terminal import status
 
-    sys.exit(status(options.admin, once=options.once, as_json=options.json))
+    sys.exit(status(options.admin or admin_address(), once=options.once, as_json=options.json))
 
 
 def run_explain(options: argparse.Namespace) -> None:
     """Show one call's verdicts."""
     from gateway.terminal import explain
 
-    sys.exit(explain(options.admin, options.call_id, as_json=options.json))
+    sys.exit(explain(options.admin or admin_address(), options.call_id, as_json=options.json))
 
 
 def run_key(options: argparse.Namespace) -> None:

@@ -46,7 +46,11 @@ def bind(host: str, port: int, *, what: str, variable: str) -> socket.socket:
             errno.EACCES: "may not be used by this user",
             errno.EADDRNOTAVAIL: "is not an address of this machine",
         }.get(error.errno or 0, f"cannot be used ({error.strerror})")
-        text = f"The {what} {host}:{port} {why}; free it or choose another with {variable}."
+        if error.errno == errno.EADDRINUSE:
+            mend = f"free it or choose another with {variable}"
+        else:
+            mend = f"choose another with {variable.replace('PORT', 'HOST')} or {variable}"
+        text = f"The {what} {host}:{port} {why}; {mend}."
         raise PortBusy(text) from error
     sock.setblocking(False)  # noqa: FBT003 - the standard library's signature
     return sock
@@ -90,9 +94,21 @@ def listener(app: Any, *, http: Any = "httptools") -> Listener:  # noqa: ANN401 
 
 
 def announce(host: str, port: int, *, key: str, model: str) -> str:
-    """The lines that `make run` prints once ready: ready to be pasted into a shell."""
+    """The lines that `make run` prints once ready: ready to be pasted into a shell.
+
+    Args:
+        host: As bound; an address that stands for all is shown as loopback.
+        port: As bound.
+        key: The development key; "" where the policy does not know it.
+        model: A model to try.
+    """
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - only shown
     base = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    if not key:
+        return (
+            f"export OPENAI_BASE_URL={base}/v1\nexport ANTHROPIC_BASE_URL={base}\n"
+            "# keys: those of the policy's agents (`tidegate key NAME` makes one)"
+        )
     message = '[{"role":"user","content":"Say hello."}]'
     body = f'{{"model":"{model}","messages":{message}}}'
     lines = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -119,7 +120,10 @@ def status_lines(value: dict[str, Any], *, width: int = 100) -> list[str]:
     ]
     if policy.get("last_error"):
         lines.append("the newest file was REFUSED, the revision above stays in force:")
-        lines += [f"  {line}" for line in str(policy["last_error"]).splitlines()[:5]]
+        for problem in str(policy["last_error"]).splitlines()[:5]:
+            lines += textwrap.wrap(
+                problem, max(width, 40), initial_indent="  ", subsequent_indent="      "
+            )
     if not value.get("tokenizer_exact", True):
         lines.append("tokenizer: ESTIMATES only (see /readyz or `tidegate doctor`)")
     lines += [
@@ -171,22 +175,42 @@ def breaker_lines(breakers: Iterable[dict[str, Any]]) -> list[str]:
     return lines or ["all breakers are closed"]
 
 
+FACTS = (
+    "agent", "tenant", "tier", "session", "model", "served", "deployment", "dialect", "status",
+    "outcome", "end", "code", "error", "because", "attempts", "upstream_status", "waited_ms",
+    "overhead_ms", "first_byte_ms", "total_ms", "reserved",
+)  # fmt: skip
+"""What `Decisions.explain` says of a call as a whole, in the order of the page."""
+
+
 def explain_lines(value: dict[str, Any]) -> list[str]:
     """The page of `tidegate explain`."""
     lines = [f"call {value.get('call', '?')}  {value.get('ts', '')}"]
-    facts = (
-        "agent", "tenant", "tier", "model", "served", "deployment", "dialect", "status", "outcome",
-        "end", "code", "attempts", "waited_us", "overhead_us", "first_byte_us", "total_us",
-        "reserved", "usage", "cost",
-    )  # fmt: skip
-    lines += [f"  {name:<14}{value[name]}" for name in facts if value.get(name) not in (None, "")]
+    for name in FACTS:
+        said = value.get(name)
+        if said in (None, ""):
+            continue
+        if name.endswith("_ms"):
+            said = span(round(said * 1_000))
+        where = rule_place(value) if name == "because" else ""
+        lines.append(f"  {name.removesuffix('_ms'):<16}{said}{where}")
+    usage = {name: said for name, said in value.get("usage", {}).items() if name != "money"}
+    if usage:
+        said = ", ".join(f"{name} {amount}" for name, amount in usage.items() if amount)
+        lines.append(f"  {'usage':<16}{said or 'none'}")
+    if value.get("cost"):
+        lines.append(f"  {'cost':<16}{value['cost'] / 1_000_000:.6f} USD")
     lines.append("")
     for note in value.get("notes", []):
-        offset = span(max(0, note.get("at", 0) - value.get("received", 0)))
+        offset = span(max(0, round(note.get("at_ms", 0) * 1_000)))
         text = f"  {'+' + offset:>10}  {note['layer']:<10}{note['verdict']:<10}"
         text += note.get("detail", "")
         if note.get("because"):
-            where = f" {note['file']}:{note['line']}" if note.get("file") else ""
-            text = f"{text.rstrip()}  [{note['because']}{where}]"
+            text = f"{text.rstrip()}  [{note['because']}{rule_place(note)}]"
         lines.append(text.rstrip())
     return lines
+
+
+def rule_place(judged: dict[str, Any]) -> str:
+    """Where the rule stands, as editors and terminals open it."""
+    return f" {judged['file']}:{judged['line']}" if judged.get("file") else ""

@@ -37,13 +37,15 @@ def configured(
 
 def run(config: EmulatorConfig, *, host: str, port: int, with_parent: bool = False) -> int:
     """Serve until SIGINT, SIGTERM or, if asked, the end of standard input. The exit status."""
+    failed = False
     try:
         asyncio.run(_main(config, host, port, with_parent=with_parent))
-    except OSError as error:
-        where = f"{host}:{port}"
-        sys.stderr.write(f"tidegate: the emulator cannot listen on {where}: {error.strerror}\n")
-        return 1
-    return 0
+    except* OSError as errors:  # out of a task group
+        error = errors.exceptions[0]
+        why = getattr(error, "strerror", None) or error
+        sys.stderr.write(f"tidegate: the emulator cannot listen on {host}:{port}: {why}\n")
+        failed = True
+    return 1 if failed else 0
 
 
 async def _main(config: EmulatorConfig, host: str, port: int, *, with_parent: bool) -> None:
