@@ -51,6 +51,7 @@ class Gateway:
         self.error: BaseException | None = None
         self.serve = self.guard(self.inner)
         self.wrap = dict
+        self.tools = True
 
     async def inner(self, call):
         if self.error is not None:
@@ -80,7 +81,7 @@ class Gateway:
         )  # fmt: skip
         # As the edge decodes it: what strings share must not depend on who made them here.
         call.parsed = self.wrap(orjson.loads(orjson.dumps(body))) if parsed else None
-        call.fields = Fields(model="m", has_tools=True) if parsed else None
+        call.fields = Fields(model="m", has_tools=self.tools) if parsed else None
         call.principal = caller or principal()
         call.session = session
         tokens, output, money = estimate
@@ -598,6 +599,10 @@ def test_answers_that_nobody_can_continue_are_not_read():
     gateway.kind = Kind.CALLER
     gateway.say()
     assert gateway.reply.taps == []
+    gateway.kind = None
+    gateway.tools = False
+    gateway.say()
+    assert gateway.reply.taps == []
 
 
 def test_an_answer_too_long_or_no_json_is_not_remembered():
@@ -606,9 +611,10 @@ def test_an_answer_too_long_or_no_json_is_not_remembered():
     ending = gateway.reply.taps[0]
     ending(b"x")
     assert ending.response() == {}
-    ending(b"x" * MOST_READ)
-    ending(b"{}")
-    assert ending.response() == {}
+    long = type(ending)([])
+    for chunk in (b'{"id":"r"', b" " * MOST_READ, b"}"):
+        long(chunk)
+    assert long.response() == {}
     fresh = type(ending)([])
     fresh(b"[]")
     assert fresh.response() == {}
