@@ -389,7 +389,7 @@ class HoldRules:
     max_calls: int = 10_000
     max_bytes: int = 1 << 30
     max_per_agent: int = 1_000
-    rate: int = 100
+    rate: int = 200
     at_once: int = 64
     webhooks: WebhookRules = WebhookRules()
     because: RuleId = "holds"

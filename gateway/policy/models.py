@@ -678,7 +678,7 @@ class Holds(Section):
     )
     max_per_agent: Count = Field(default=1_000, description="Waiting calls of one principal.")
     rate: int = Field(
-        default=100, ge=1, le=10_000, description="Calls of one model resumed per second."
+        default=200, ge=1, le=10_000, description="Calls of one model resumed per second."
     )
     at_once: int = Field(
         default=64, ge=1, le=1_000, description="Resumed calls of one model under way at most."
