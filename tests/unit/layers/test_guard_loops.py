@@ -382,6 +382,12 @@ def test_shadow_counts_what_it_would_have_refused_and_lets_it_pass():
     assert gateway.stages == [("same_call", "shadowed")]
 
 
+def test_a_guard_that_reports_to_nobody_guards_all_the_same():
+    gateway = Gateway()
+    gateway.guard.on_loop = None
+    gateway.refuses(chat(*(step(n) for n in range(4))))
+
+
 def test_off_looks_at_nothing():
     gateway = Gateway(LoopRules(mode=Mode.OFF))
     gateway.ask(chat(*(step(n) for n in range(9))))

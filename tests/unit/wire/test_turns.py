@@ -139,7 +139,9 @@ def test_a_picture_alone_is_a_person_too(content):
     assert spoken(CHAT, {"messages": [*history, {"role": "user", "content": content}]}) == []
 
 
-@pytest.mark.parametrize("content", ["", "  ", None, [], [{"type": "text", "text": ""}], 7])
+@pytest.mark.parametrize(
+    "content", ["", "  ", None, [], [{"type": "text", "text": ""}], 7, [7, ""]]
+)
 def test_a_message_without_words_is_no_person(content):
     history = HISTORIES[CHAT]["messages"]
     body = {"messages": [*history, {"role": "user", "content": content}]}
