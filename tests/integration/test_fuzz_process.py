@@ -14,6 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def at_a_node(body: Any, rng: random.Random) -> Any:
     copy = json.loads(json.dumps(body))
     path = rng.choice(list(paths_into(copy)))
     if not path:
-        return rng.choice(VALUES)
+        return deepcopy(rng.choice(VALUES))
     inner = copy
     for key in path[:-1]:
         inner = inner[key]
@@ -143,7 +144,7 @@ def at_a_node(body: Any, rng: random.Random) -> Any:
         case 1 if isinstance(inner, list):
             inner.extend([inner[path[-1]]] * rng.randrange(1, 50))
         case _:
-            inner[path[-1]] = rng.choice(VALUES)
+            inner[path[-1]] = deepcopy(rng.choice(VALUES))
     return copy
 
 
