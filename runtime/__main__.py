@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
         "--input", default="null", help="JSON, or a file of it, or - for standard input"
     )
     one.add_argument("--tier", choices=TIERS, default="")
-    one.add_argument("--model", default="default", help="for calls that name none")
+    one.add_argument("--model", default="", help="for calls that name none (TIDEGATE_MODEL)")
     one.add_argument("--main", default="")
     one.add_argument("--arg", type=int, action="append", default=[])
     _suspending(one)
@@ -289,7 +289,12 @@ def run_agent(room: Room, options: argparse.Namespace) -> int:
     """A new agent in the foreground."""
     engine = Engine()
     task = local.new_task()
-    info = {"task": task, "tier": options.tier, "attempt": 1, "model": options.model}
+    info = {
+        "task": task,
+        "tier": options.tier,
+        "attempt": 1,
+        "model": options.model or room.settings.model,
+    }
     recipe = shelf.recipe_for(options.file)
     given = _given(options.input)
     state: State
@@ -338,7 +343,7 @@ def _foreground(
         task=task,
         token=room.settings.agent_key,
         tier=str(info.get("tier", "")),
-        model=str(info.get("model", "default")),
+        model=str(info.get("model", room.settings.model)),
     )
     log = room.settings.state_dir / "agents" / f"{task}.jsonl"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

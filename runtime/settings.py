@@ -29,6 +29,7 @@ class Settings:
         secret_file: None means in `state_dir`.
         gateway: Base URL of the gateway.
         agent_key: Identity of local runs; never in guest memory, never logged.
+        model: For `llm.chat` calls of local runs that name none.
         slots: Slot threads; 0 is one a core.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     secret_file: Path | None = None
     gateway: str = "http://127.0.0.1:8484"
     agent_key: str = ""
+    model: str = "gpt-5.4-mini"
     slots: int = 0
 
     def secret(self) -> bytes:
@@ -95,6 +97,7 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
         secret_file=Path(secret) if secret else None,
         gateway=gateway,
         agent_key=env.get("TIDEGATE_AGENT_KEY", ""),
+        model=env.get("TIDEGATE_MODEL", "") or "gpt-5.4-mini",
         slots=int(slots),
     )
 
@@ -103,4 +106,5 @@ def child_environment() -> dict[str, str]:
     """What a bounded child gets: where programs and packages are, and no secret."""
     kept = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR")
     own = {name: os.environ[name] for name in kept if name in os.environ}
-    return {**own, "BINARYEN_CORES": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    cores = min(4, os.cpu_count() or 1)
+    return {**own, "BINARYEN_CORES": str(cores), "PYTHONDONTWRITEBYTECODE": "1"}
