@@ -251,7 +251,7 @@ class Grants:
                 f"The budget {because} is used up; it starts anew in {_span(eta)}.",
                 because=because,
             )
-        wait = self._come_back(eta)
+        wait = self._come_back(spec, eta)
         place = self._keep_place(spec, verdict, wait)
         if isinstance(verdict, Late):
             return DeadlinePassed(
@@ -265,9 +265,16 @@ class Grants:
             because=because, retry_after=wait, place=place,
         )  # fmt: skip
 
-    def _come_back(self, eta: Micros) -> Micros | None:
-        """ETA minus half of what the call may wait; None (hard) where that is above a minute."""
+    def _come_back(self, spec: PoolSpec, eta: Micros) -> Micros | None:
+        """ETA minus half of what the call may wait here; None (hard) if that is above a minute.
+
+        A limit of the caller's own may allow no wait at all: who came back early would be refused
+        again, so there it is the whole ETA.
+        """
         patience = max(0, self._call.deadline - self._call.received)
+        own = self._wait_for(spec.name) if self._wait_for is not None else None
+        if own is not None:
+            patience = min(patience, own)
         wait = max(MICRO, eta - patience // 2)
         return None if wait > 60 * MICRO else wait
 

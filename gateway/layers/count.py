@@ -1,8 +1,7 @@
 """POST /v1/messages/count_tokens: relayed or answered here; never queued, never billed.
 
 Claude Code asks once per turn, so it must not wait behind inference or take a slot. Its own limit
-is
-the number of relays in flight: beyond it, or where the upstream has no such route, fails or is
+is the number of relays in flight: beyond it, or where the upstream has no such route, fails or is
 slow, the gateway counts by itself. Counting never fails a caller.
 """
 
@@ -94,6 +93,9 @@ class CountTokens:
         except (UpstreamFault, TimeoutError):
             self._give_back(held, rid)
             return None
+        except BaseException:  # the client left, or a defect: nothing may stay in flight
+            self._give_back(held, rid)
+            raise
         finally:
             self.relaying -= 1
         reply.on_close(lambda _end: self._give_back(held, rid))

@@ -100,6 +100,8 @@ class Observing:
     def _refused(self, call: Call, error: GatewayError) -> None:
         self._metrics.refused(error.code)
         self._name(call)
+        if call.principal is not None:
+            self._limits(call, self._clock.now())
         ours = isinstance(error, CallerFault | Saturated)
         self._ended(call, type(error).status, REFUSED if ours else FAILED, error)
 
@@ -132,9 +134,13 @@ class Observing:
             headers.append((b"tidegate-model-served", served.encode("ascii", "replace")))
         if reply.kind is not None:
             headers += advice(reply)
+        self._limits(call, now)
+
+    def _limits(self, call: Call, now: Micros) -> None:
+        """The caller's own limits, on refusals too: that is when its SDK looks at them."""
         limits = self.own_limits(call)
         if limits and call.family is not Family.MCP:
-            headers += ratelimit_headers.limits_out(call.family, limits, now=now)
+            call.extra_headers += ratelimit_headers.limits_out(call.family, limits, now=now)
 
     def _name(self, call: Call) -> None:
         """Headers that refusals carry as well."""

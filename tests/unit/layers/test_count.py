@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -97,3 +98,29 @@ def test_a_slow_upstream_is_not_waited_for_longer_than_ten_seconds():
 
     (only,) = answers(1, provider(), slow)
     assert only["input_tokens"] > 0
+
+
+def test_a_client_that_leaves_while_the_upstream_counts_leaves_nothing_in_flight():
+    async def main():
+        clock = LoopClock()
+        store = LocalStore(clock)
+        counter = Counter(lambda _name: Missing("none here"), clock=clock, inline=True)
+
+        async def silent(_call: Call) -> Reply:
+            await clock.sleep(5.0)
+            raise AssertionError("nobody waits for this")
+
+        service = CountTokens(silent, counter, lambda _call: BODY, clock, store)
+        asking = asyncio.get_running_loop().create_task(service(call(1, provider())))
+        await clock.sleep(0.1)
+        view = store.view(LIMIT.name)
+        assert view is not None
+        assert view.in_flight == 1
+        asking.cancel()
+        await asyncio.wait([asking])
+        view = store.view(LIMIT.name)
+        assert view is not None
+        assert view.in_flight == 0
+        assert service.relaying == 0
+
+    run(main())
