@@ -55,6 +55,11 @@ CALM_PPM = 970_000
 """The pace below that, where it is set above 1: with what stands in the bucket, the window is full
 just when its first charges leave."""
 
+EASE: Micros = MICRO
+EASE_STEP: Micros = 100_000
+"""After the provider's word to wait is over, one grant per step for so long: what fits our mirror
+is no proof that the provider agrees, and a queue let loose at once is refused at once."""
+
 FOREIGN_HALF_LIFE: Micros = 30 * MICRO
 FOREIGN_STEPS = 16
 FOREIGN_DECAY = 0.957603280698574
@@ -85,7 +90,8 @@ class Meter:
     """
 
     __slots__ = (
-        "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ends", "_factor_at", "_foreign_at",
+        "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ease_from", "_eased", "_ends",
+        "_factor_at", "_foreign_at",
         "_fractions", "_least", "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling",
         "_rooms", "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign",
         "level", "logs", "now", "reason", "sums",
@@ -99,6 +105,8 @@ class Meter:
         self.foreign = [0] * size
         self.factor = FULL
         self.blocked_until = 0
+        self._ease_from = 0
+        self._eased = 0
         self.reason = BLOCKED
         self._foreign_at = [now] * size
         self._fractions = [0.0] * size
@@ -248,6 +256,8 @@ class Meter:
             most: Shadow mode: a bucket holds one window's worth at most, since nobody was held back
                 and the debt of a surge would otherwise outlive it.
         """
+        if self._ease_from:
+            self._eased += 1
         level = self.level
         log = self._whole_log
         if log is not None:
@@ -357,7 +367,7 @@ class Meter:
         The same decision as those and `span`, and a property test holds it to that. It exists
         because nearly every call of an unsaturated pool takes this way.
         """
-        if self.blocked_until > self.now:
+        if self.blocked_until > self.now or (self._ease_from and self._easing()):
             return 0
         largest = 0.0
         for units, level, held, depth, room, ceiling, scale in zip(
@@ -391,7 +401,7 @@ class Meter:
         Weakness: the wait is a lower bound where factor or foreign use change meanwhile, an upper
         one where a settlement gives something back; both come with a tick of their own.
         """
-        if self.blocked_until <= self.now:
+        if self.blocked_until <= self.now and not (self._ease_from and self._easing()):
             for units, level, held, depth, room in zip(
                 cost, self.level, self.sums, self._depths[lane], self._rooms[lane], strict=True
             ):
@@ -403,7 +413,7 @@ class Meter:
 
     def _wait_for(self, lane: int, cost: Sequence[int]) -> Micros:
         """The longest wait of all dimensions, and the provider's word; sets `reason`."""
-        wait = max(0, self.blocked_until - self.now)
+        wait = max(0, self.blocked_until - self.now, self._easing())
         self.reason = BLOCKED
         for i, units in enumerate(cost):
             if units:
@@ -412,6 +422,16 @@ class Meter:
                     wait = mine
                     self.reason = i
         return wait
+
+    def _easing(self) -> Micros:
+        """Micros until the next grant of those that feel their way after a refusal."""
+        since = self.now - self._ease_from
+        if not self._ease_from or since < 0:
+            return 0
+        if since >= EASE:
+            self._ease_from = 0
+            return 0
+        return max(0, self._eased * EASE_STEP - since)
 
     def _fit_one(self, i: int, lane: int, units: int) -> Micros:
         """The wait of one dimension."""
@@ -476,7 +496,11 @@ class Meter:
     def blank(self) -> bool:
         """True if a new meter would decide the same."""
         return not (
-            any(self.level) or any(self.sums) or self.growing or self.blocked_until > self.now
+            any(self.level)
+            or any(self.sums)
+            or self.growing
+            or self.blocked_until > self.now
+            or self._easing()
         )
 
     # --- what the provider says
@@ -494,6 +518,7 @@ class Meter:
         """The provider refused: wait as told, and for a quota use less from now on."""
         until = self.now + min(max(0, retry_after), LONGEST_BLOCK)
         self.blocked_until = max(self.blocked_until, until)
+        self._ease_from, self._eased = self.blocked_until, 0
         if quota and self.now - self._cut_at >= MICRO:
             self.factor = max(LEAST_FACTOR, self.factor * CUT_PPM // 1_000_000)
             self._cut_at = self._factor_at = self.now
@@ -523,6 +548,7 @@ class Meter:
         """
         self.factor, self._factor_at, self._cut_at = old.factor, old._factor_at, old._cut_at
         self.blocked_until = old.blocked_until
+        self._ease_from, self._eased = old._ease_from, old._eased
         for i, j in pairs:
             self.level[i] = old.level[j]
             self.foreign[i], self._foreign_at[i] = old.foreign[j], old._foreign_at[j]
@@ -539,6 +565,7 @@ class Meter:
         self._factor_at += by
         self._cut_at += by
         self.blocked_until = max(0, self.blocked_until + by)
+        self._ease_from = max(0, self._ease_from + by) if self._ease_from else 0
         self._foreign_at = [at + by for at in self._foreign_at]
         self.sums = [0] * len(self.dims)
         for log in self.logs:

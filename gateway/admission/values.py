@@ -114,6 +114,14 @@ class Ask:
     place_key: str | None = None
     ticket: bool = False
 
+    def __lt__(self, other: Ask) -> bool:
+        """Any order will do, but there must be one.
+
+        A kept place is taken up again while its former holder still lies in the line's heap, and a
+        comparison that cannot be made would stop the whole pool.
+        """
+        return self.rid < other.rid
+
 
 @valueclass(frozen=True, slots=True, kw_only=True)
 class Admit:

@@ -170,7 +170,7 @@ class Retrying:
             while True:
                 outcome = await attempt(inner, call)
                 if isinstance(outcome, Reply) and outcome.kind is None:
-                    self._budget.succeeded()
+                    self._purse(call, self._clock.now()).succeeded()
                     return outcome
                 ruling = self._rule(call, outcome, tried)
                 if isinstance(ruling, str):
@@ -207,14 +207,19 @@ class Retrying:
         return ruling
 
     def _purse(self, call: Call, now: Micros) -> RetryBudget:
-        """Whose budget pays for a further attempt: the principal's own where an SDK repeats a call.
+        """Whose budget pays for a further attempt.
 
-        Attempts of an SDK and ours multiply; a caller that repeats much must not spend everybody's.
+        The deployment's: a sick upstream must not spend what a healthy one earned. Where an SDK
+        repeats a call, the principal's own: its attempts and ours multiply, and a caller that
+        repeats much must not spend everybody's.
         """
         repeat = call.header(b"x-stainless-retry-count")
-        if call.principal is None or repeat is None or repeat == b"0":
+        if call.principal is not None and repeat is not None and repeat != b"0":
+            name = f"principal {call.principal.id}"
+        elif call.deployment is not None:
+            name = call.deployment.id
+        else:
             return self._budget
-        name = call.principal.id
         own = self._own.get(name)
         if own is None:
             own = self._own[name] = RetryBudget(call.snapshot.backoff, now=now)

@@ -438,8 +438,8 @@ def test_a_quota_that_is_spent_keeps_its_queue_and_its_tiers():
         high = [at(15 + n, w.ask(tier=1, tokens=400)) for n in range(20)]
         told = await asyncio.gather(*low, *high)
         assert all(one.ok for one in told)
-        # The breaker opened and closed; no probe of a lower tier kept the most urgent waiting.
-        assert [state for _, state in w.swaps] == ["open", "closed"]
+        # It opens and closes, never half: no probe of a lower tier kept the most urgent waiting.
+        assert {state for _, state in w.swaps} == {"open", "closed"}
         assert max(one.ended - one.asked for one in told[200:]) < 2.0
         w.nothing_left()
 
@@ -608,6 +608,20 @@ def test_one_seed_gives_one_history():
         return w.transport.books.requests
 
     assert run(main()) == run(main())
+
+
+def test_a_queue_let_loose_by_the_end_of_a_block_feels_its_way():
+    async def main():
+        w = await world(
+            policy(limits="{rpm: 6000}", wait="10s"),
+            script=lambda _n, _b: refusal(retry_after=1.0),
+        )
+        await asyncio.gather(*(at(n * 0.025, w.ask()) for n in range(400)))
+        w.nothing_left()
+        return len(w.transport.books.requests)
+
+    # A provider that always refuses sees a request every second or so, not the queue each time.
+    assert run(main()) <= 60
 
 
 def test_kinds_that_are_nobodys_quota_leave_the_meter_alone():

@@ -837,3 +837,16 @@ def test_profiles_and_shapes_of_the_table_reach_the_core():
     assert rids(reply.events) == ["b"]  # 60 % depth of tier 2 does not hold 600 more
     upfront = pool_spec(name="p", limits={"tpm": 1_000}, profile=Profile.UPFRONT_MAX, because="p")
     assert PoolCore(upfront, NOW).spec.dimensions[0].cap[1] == 1_000 * U
+
+
+def test_defect_a_place_taken_up_again_beside_its_former_holder_stops_nobody():
+    # The former holder lies in the heap until it comes to its top: equal tag, equal number.
+    core = PoolCore(own(1_000), NOW)
+    core.tick(NOW, ME, acquires=[ask("full", 1_000)])
+    kept = ask("first", 100, tenant="t")
+    again = ask("second", 100, tenant="t")
+    core.tick(NOW, ME, acquires=[replace(kept, place_key="k"), ask("other", 50, tenant="t")])
+    core.tick(NOW + 10, ME, lates=["first"])
+    core.tick(NOW + 20, ME, acquires=[replace(again, place_key="k")])
+    reply = core.tick(NOW + 30, ME, settles=[Settle("full", Outcome.SERVED, (0,))])
+    assert rids(reply.events) == ["second", "other"]
