@@ -18,6 +18,7 @@ import pytest
 
 from tests.integration.gateway import (
     Answer,
+    Gateway,
     Wire,
     World,
     ask,
@@ -514,6 +515,38 @@ def test_kills_at_random_moments_lose_no_call_and_send_none_twice():
             for number, state in enumerate(states):
                 sent = seen(place, f"needle-{number:03d}")
                 assert sent == 1 or (state == "in_doubt" and sent == 0), (number, state, sent)
+
+    asyncio.run(scenario())
+
+
+def test_of_two_gateways_on_one_store_one_executes_and_the_other_takes_over():
+    async def scenario() -> None:
+        async with world(rules(), keys=KEYS) as place:
+            second = Gateway(place.folder, "second")
+            assert second.state == place.gateway.state
+            await second.serve(rules(), upstream=place.upstream.port, keys=KEYS)
+            twin = World(place.folder)
+            twin.gateway, twin.emulator, twin.upstream = second, place.emulator, place.upstream
+            try:
+                assert (await place.gateway.status())["holds"]["executes"]
+                assert not (await second.status())["holds"]["executes"]
+                await trip(place)
+                await trip(twin)
+                path = await held(twin, "needle-twin")  # kept by one, executed by the other
+                await place.emulator.faults()
+                assert (await ended(twin, path)).status == 200
+                assert (await get(place, path)).status == 200
+                await trip(place)
+                path = await held(place, "needle-heir")
+                await place.gateway.kill()
+                await place.emulator.faults()
+                assert (await ended(twin, path)).status == 200
+                assert (await second.status())["holds"]["executes"]
+                assert answered(place, "needle-twin") == answered(place, "needle-heir") == 1
+                assert await second.stop() == 0
+                assert second.crashes() == []
+            finally:
+                await second.kill()
 
     asyncio.run(scenario())
 
