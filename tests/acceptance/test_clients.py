@@ -42,6 +42,7 @@ POLICY = policy(
             for name in HELD
         },
         "small": {"keys": [{"key": "${SMALL_KEY}"}], "limits": {"tpm": 1_000}},
+        "barred": {"keys": [{"key": "${BARRED_KEY}"}], "models": ["text-embedding-*"]},
         "spent": {
             "keys": [{"key": "${SPENT_KEY}"}], "budgets": [{"tokens": SPENT, "per": "day"}],
         },
@@ -49,6 +50,7 @@ POLICY = policy(
 )  # fmt: skip
 KEYS = {
     "SMALL_KEY": "tg-small-0123456789",
+    "BARRED_KEY": "tg-barred-0123456789",
     "SPENT_KEY": "tg-spent-0123456789",
     **{f"HELD_{name.upper()}_KEY": f"tg-held-{name}-0123456789" for name in HELD},
 }
@@ -216,6 +218,16 @@ def test_a_call_that_can_never_fit_is_refused_with_one_request(scene, programs, 
     assert (len(edge), len(upstream)) == (1, 0)
     assert edge[0].answer is not None
     assert b"can never fit" in edge[0].answer.body
+
+
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_a_model_that_policy_forbids_is_refused_with_one_request(scene, programs, name):
+    stage, world = scene
+    mark = f"barred-{name}"
+    ran = stage.run(one_turn(world, programs, name, mark, world.gateway.keys["BARRED_KEY"]), LIMIT)
+    assert ran.status not in (0, None), ran
+    edge, upstream = of(world, mark)
+    assert (len(edge), len(upstream)) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["claude", "codex"])
