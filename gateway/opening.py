@@ -43,9 +43,10 @@ class Ready:
 class Relayed:
     """The source of a reply: what was read already, then the rest, under two deadlines.
 
-    `idle` counts from the last chunk, `until` is an instant. When one passes, the upstream
-    connection is aborted and the pending read raises TransportFault "stalled" or "total": the
-    call's own task is never cancelled for it. A chunk stores a time stamp and re-arms nothing.
+    `idle` counts while a chunk is waited for, so that a client which takes its time is never
+    blamed on the upstream; `until` is an instant. When one passes, the upstream connection is
+    aborted and the pending read raises TransportFault "stalled" or "total": the call's own task is
+    never cancelled for it. A chunk stores a time stamp and re-arms nothing.
     """
 
     __slots__ = ("_clock", "_first", "_idle", "_incoming", "_last", "_rest", "_timer", "_until")
@@ -73,13 +74,12 @@ class Relayed:
             self._timer = clock.after(min(idle, until - self._last), self._check)
 
     def touched(self, _chunk: bytes) -> None:
-        """A tap: the upstream is alive."""
-        if self._timer is not None:
-            self._last = self._clock.now()
+        """A tap: a chunk has come, and nobody waits for the next one yet."""
+        self._last = 0
 
     def _check(self) -> None:
         now = self._clock.now()
-        quiet = now - self._last
+        quiet = now - self._last if self._last else 0
         if now >= self._until or quiet >= self._idle:
             self._incoming.abort("total" if now >= self._until else "stalled")
             return
@@ -102,6 +102,8 @@ class Relayed:
         """The next chunk, without an asynchronous hop of our own."""
         if self._first:
             return Ready(self._first.popleft())
+        if self._timer is not None:
+            self._last = self._clock.now()
         return self._rest.__anext__()
 
     async def close(self, *, reuse: bool) -> None:

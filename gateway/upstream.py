@@ -22,7 +22,7 @@ import re
 import select
 import ssl
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -185,9 +185,7 @@ def check_request(out: Outgoing) -> None:
 
 def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
     """The head of the request as it leaves: headers keep order, repeats and bytes."""
-    pairs = [(b"host", host)]
-    pairs += [pair for pair in out.headers if pair[0] not in _OWN_HEADERS]
-    pairs += framing(out)
+    pairs = [(b"host", host), *forwarded(out.headers), *framing(out)]
     lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
     return b"%b %b%b HTTP/1.1\r\n%b\r\n" % (out.method.encode(), prefix, out.target, lines)
 
@@ -276,7 +274,13 @@ class _Handler(ResponseHandler):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self.served = False
+        self.descriptor = -1
         self.stream: aiohttp.StreamReader | None = None
+
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002 - aiohttp's
+        # Asked after every read, and it parses once more: only what was paused can have a rest.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
         super().set_exception(exc, *cause)
@@ -332,8 +336,7 @@ class _Connector(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's signature
     ) -> ResponseHandler:
         pipe: Any = await super()._create_connection(req, traces, timeout)
-        handler: _Handler = pipe.handler
-        return handler
+        return cast("_Handler", pipe.handler)
 
 
 class _Upstream:
@@ -357,8 +360,9 @@ class _Upstream:
         self._connector = _Connector(idle=idle, tls=tls)
         self._retired = False
         # One request object stands for the origin: the pool asks it where to dial and how.
-        loop = asyncio.get_running_loop()
-        self._origin = aiohttp.ClientRequest("GET", url.origin(), loop=loop, ssl=tls or True)
+        self._origin = aiohttp.ClientRequest(
+            "GET", url.origin(), loop=asyncio.get_running_loop(), ssl=tls or True
+        )
         self._connect: Micros = 0
         self._timeout = aiohttp.ClientTimeout()
 
@@ -386,10 +390,12 @@ class _Upstream:
             raise
 
     def _ended(self, handler: _Handler) -> bool:
-        if handler.transport is None or handler.should_close:
+        transport = handler.transport
+        if transport is None or handler.should_close or transport.is_closing():
             return True
-        sock = handler.transport.get_extra_info("socket")
-        return sock is not None and (sock.fileno() < 0 or self._probe(sock.fileno()))
+        if handler.descriptor < 0 and (sock := transport.get_extra_info("socket")) is not None:
+            handler.descriptor = sock.fileno()
+        return handler.descriptor >= 0 and self._probe(handler.descriptor)
 
     async def retire(self) -> None:
         """No new exchange comes; the pool closes with the last."""

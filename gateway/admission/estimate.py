@@ -90,14 +90,15 @@ class Lengths:
 
     def see(self, tokens: Tokens) -> None:
         """One more answer had that length."""
-        self.samples += 1
-        self.mean += max(ALPHA, 1 / self.samples) * (tokens - self.mean)
-        if self.samples == 1:
+        samples = self.samples = self.samples + 1
+        weight = 1 / samples if samples < 1 / ALPHA else ALPHA
+        mean = self.mean = self.mean + weight * (tokens - self.mean)
+        if samples == 1:
             self.high = 2.0 * tokens
             return
-        pace = max(1.0, self.mean / 4)
-        self.high += pace * (QUANTILE if tokens > self.high else QUANTILE - 1)
-        self.high = max(self.high, self.mean)
+        pace = mean / 4 if mean > 4.0 else 1.0
+        high = self.high + pace * (QUANTILE if tokens > self.high else QUANTILE - 1)
+        self.high = max(high, mean)
 
 
 class OutputEstimator:

@@ -277,7 +277,7 @@ class ChatReader(Reader):
             self.terminal = self.done = True
             return False
         self.note_text(data, self._key)
-        return self.events == 1 or _WORTH.search(data) is not None
+        return self.events == 1 or (_maybe_worth(data) and _WORTH.search(data) is not None)
 
     def feed(self, name: bytes, body: Mapping[str, Any]) -> None:
         """Fold a chunk."""
@@ -297,6 +297,15 @@ class ChatReader(Reader):
             self.failure = failure_of(error)
         elif name == b"error" and self.failure is None:
             self.failure = failure_of(body)
+
+
+def _maybe_worth(data: bytes) -> bool:
+    """False for nearly every chunk, which `_WORTH` would search at each of its quotes."""
+    return (
+        b'"usage"' in data
+        or b'"error"' in data
+        or data.count(b'"finish_reason"') != data.count(b'"finish_reason":null')
+    )
 
 
 class WithoutUsage:
