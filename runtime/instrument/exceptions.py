@@ -217,6 +217,8 @@ class _Rewrite:
                     load = b"".join(b"\x23" + uleb(one) for one in self.own.payload[tag])
                     return clear + load + b"\x0c" + uleb(inside + above + 1 + label)
         results = self.module.types[self.module.functions[self.number]].results
+        if not set(results) <= form.NUMERIC:
+            raise self._refuse("a function that may throw and returns more than numbers", 0)
         return b"".join(ZEROS[one] for one in results) + RETURN
 
     def _refuse(self, what: str, position: int) -> ModuleRefused:
