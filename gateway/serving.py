@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import resource
 import socket
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,15 @@ class Listener(uvicorn.Server):
         yield
 
 
+def told(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's is news: Codex asks for a WebSocket first, each time.
+
+    Such a request is refused by the edge (426) and logged by it; uvicorn would add two warnings,
+    one of them advice to install a library that this gateway does not use.
+    """
+    return not str(record.msg).startswith(("Unsupported upgrade", "No supported WebSocket"))
+
+
 def listener(app: Any, *, http: Any = "httptools") -> Listener:  # noqa: ANN401 - ASGI, uvicorn
     """A server for an ASGI app, tuned as `performance.md` §1 and §10 measure.
 
@@ -72,6 +82,7 @@ def listener(app: Any, *, http: Any = "httptools") -> Listener:  # noqa: ANN401 
         app: ASGI, without lifespan.
         http: uvicorn's protocol class; the data listener brings `connection.protocol`.
     """
+    logging.getLogger("uvicorn.error").addFilter(told)  # added once, however often it is asked
     return Listener(
         uvicorn.Config(
             app,

@@ -119,7 +119,9 @@ def _held(
     watched: tuple[Path, ...],
 ) -> Policy:
     """The policy of these sources, if it holds."""
-    converter = Converter(report, lookup=env.get, read=read_secret)
+    converter = Converter(
+        report, lookup=env.get, read=read_secret, sections=PolicyFile.model_fields
+    )
     raw = _merged(sources, report, converter)
     rules = _validated(raw, report) if raw is not None else None
     if rules is not None and not report.problems:
@@ -314,14 +316,28 @@ def _parsed(name: str, content: bytes, report: Report) -> Node | None:
     except yaml.MarkedYAMLError as wrong:
         mark = wrong.problem_mark or wrong.context_mark
         place = Place(file=name, line=mark.line + 1, column=mark.column + 1) if mark else None
-        report.error_at(
-            place or Place(file=name, line=1), (), f"not YAML: {wrong.problem or 'cannot be read'}"
-        )
+        what, allowed = _worded(wrong.problem or "cannot be read", text, place)
+        report.error_at(place or Place(file=name, line=1), (), f"not YAML: {what}", allowed=allowed)
     except yaml.YAMLError:
         report.error_at(_unprintable(name, text), (), "not YAML: a character that it cannot hold")
     except _Unbuildable as wrong:
         report.error_at(wrong.place, (), wrong.what)
     return None
+
+
+def _worded(problem: str, text: str, place: Place | None) -> tuple[str, str]:
+    """The parser's word, and what is allowed, for those who think in lines and not in tokens."""
+    if place is not None:
+        line = text.split("\n")[place.line - 1 :][:1]
+        if line and line[0][place.column - 1 :].startswith("\t"):
+            return "a tab", "spaces to indent with"
+    if problem.startswith(_MISPLACED):
+        return problem, "keys of one mapping equally far to the right, each followed by ': '"
+    return problem, ""
+
+
+_MISPLACED = ("mapping values are not allowed", "did not find expected key", "could not find")
+"""What the parser says where a line is indented wrongly."""
 
 
 def _unprintable(name: str, text: str) -> Place:

@@ -164,5 +164,8 @@ def closest(name: str, options: Iterable[str]) -> str:
     for other in get_close_matches(name.lower(), SYNONYMS, n=1, cutoff=0.85):
         if SYNONYMS[other] in names:
             return SYNONYMS[other]
+    for swapped in names:  # letters in another order come closer than another letter
+        if sorted(swapped) == sorted(name):
+            return swapped
     found = get_close_matches(name, names, n=1, cutoff=0.6)
     return found[0] if found else ""

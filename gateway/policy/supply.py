@@ -83,6 +83,8 @@ class Supply(Check):
             if not self.known(path, name, self.rules.pools, "pool"):
                 continue
             owner = self.rules.pools[name].provider
+            if owner not in self.rules.providers:
+                continue  # said once, at the pool
             if provider is not None and owner != provider:
                 self.report.error(
                     path,

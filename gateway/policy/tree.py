@@ -17,7 +17,7 @@ from gateway.policy.problems import Spot, clean, dotted
 from gateway.snapshot import Place, Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from gateway.policy.problems import Path, Report
 
@@ -109,6 +109,8 @@ class Converter:
         report: Where problems and spots go.
         lookup: The value of a variable, or None.
         read: The text of a secret file; raises OSError or ValueError.
+        sections: Names that may stand at the top; what stands under another one is not judged
+            twice. Left out, everything is judged.
     """
 
     def __init__(
@@ -117,10 +119,12 @@ class Converter:
         *,
         lookup: Callable[[str], str | None],
         read: Callable[[str], str],
+        sections: Container[str] | None = None,
     ) -> None:
         self._report = report
         self._lookup = lookup
         self._read = read
+        self._sections = sections
         self._nodes = 0
         self.literals: list[Path] = []
         self.secret_files: set[str] = set()
@@ -260,6 +264,8 @@ class Converter:
 
     def _referring(self, text: str, path: Path, *, secret: bool) -> Secret | str | None:
         """The text with its references resolved."""
+        if self._sections is not None and path[0] not in self._sections:
+            return ""  # its section is unknown, and is told as that
         if not secret and not fits(path, ADDRESSES):
             self._report.error(
                 path,

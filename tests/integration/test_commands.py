@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.integration
 
@@ -62,28 +69,43 @@ def test_dev_starts_the_shipped_default_whatever_the_environment_names() -> None
     assert "unrecognized arguments" in done.stderr
 
 
-def started(*arguments: str, **environ: str) -> str:
-    """What `serve` prints until it is ready; it is stopped then."""
+def started(
+    *arguments: str, then: Callable[[int], object] | None = None, **environ: str
+) -> tuple[str, list[dict[str, Any]]]:
+    """What `serve` prints until it is ready, and its log once it has been stopped.
+
+    Args:
+        arguments: Of the command line.
+        then: Called with the data listener's port while it serves.
+        environ: Variables.
+    """
     known = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "gateway", "serve", "--port=0", "--admin-port=0", *arguments],
-        stdout=subprocess.PIPE, text=True, env={**known, **environ},
-    ) as gateway:  # fmt: skip
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--port=0", "--admin-port=0", *arguments],
+            stdout=subprocess.PIPE, stderr=log, text=True, env={**known, **environ},
+        ) as gateway,
+    ):  # fmt: skip
         assert gateway.stdout is not None
-        lines = []
+        lines: list[str] = []
         try:
             for line in gateway.stdout:
                 lines.append(line)
-                if line.startswith("ready: "):
+                ready = re.match(r"ready: .* on port (\d+),", line)
+                if ready is not None:
+                    if then is not None:
+                        then(int(ready[1]))
                     break
         finally:
             gateway.terminate()
             gateway.wait(30)
-    return "".join(lines)
+        log.seek(0)
+        return "".join(lines), [json.loads(line) for line in log]
 
 
 def test_a_policy_without_the_development_key_offers_none_to_paste(tmp_path: Path) -> None:
-    text = started(
+    text, _ = started(
         "--policy", str(EXAMPLES / "shadow-rollout.yaml"),
         TIDEGATE_STATE_DIR=str(tmp_path), OPENAI_API_KEY_UPSTREAM="none", FLEET_KEY="none-either",
     )  # fmt: skip
@@ -94,6 +116,20 @@ def test_a_policy_without_the_development_key_offers_none_to_paste(tmp_path: Pat
 
 def test_a_development_key_that_the_environment_gives_is_used(tmp_path: Path) -> None:
     key = "tg_dev_00112233445566778899aabbccddeeff00112233"
-    text = started(TIDEGATE_STATE_DIR=str(tmp_path), TIDEGATE_DEV_KEY=key)
+    text, _ = started(TIDEGATE_STATE_DIR=str(tmp_path), TIDEGATE_DEV_KEY=key)
     assert f"export OPENAI_API_KEY={key}\n" in text
     assert not (tmp_path / "dev-key").exists()
+
+
+def test_a_websocket_that_is_refused_is_one_line_of_the_log(tmp_path: Path) -> None:
+    def upgrade(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(
+                b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
+                b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+                b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            )
+            assert client.recv(4096).startswith(b"HTTP/1.1 426 ")
+
+    _, log = started(then=upgrade, TIDEGATE_STATE_DIR=str(tmp_path))
+    assert [line["event"] for line in log] == ["refused_early", "stopping", "drained"]

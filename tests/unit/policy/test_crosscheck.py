@@ -416,3 +416,13 @@ SIGNED = "signing_key: 'whsec_0123456789abcdef0123456789'"
 )  # fmt: skip
 def test_webhooks_that_would_be_unsigned_or_act_nowhere_are_errors(webhooks, words):
     assert words in said(SMALL + f"holds: {{webhooks: {{{webhooks}}}}}\n")
+
+
+def test_a_misspelled_provider_of_a_pool_is_one_mistake_and_not_one_for_each_model():
+    text = POOLS.replace("big: {provider: up", "big: {provider: upp")
+    assert [problem.path for problem in problems(text)] == ["pools.big.provider"]
+
+
+def test_letters_in_another_order_come_closer_than_another_letter():
+    (problem,) = problems(POOLS.replace("rpm: 100", "rmp: 100"))
+    assert problem.nearest == "rpm"

@@ -330,3 +330,24 @@ def test_aliases_cannot_nest_deeper_than_the_file_may():
         f"b{n}: &a{n} {{x: {{x: {{x: *a{n - 1}}}}}}}\n" for n in range(1, 12)
     )
     assert "nested deeper" in said(chain)
+
+
+def test_a_misspelled_section_is_one_mistake_and_not_one_for_each_secret_in_it():
+    text = SMALL.replace("agents:", "agnets:")
+    assert "${" in text
+    found = problems(text)
+    assert [problem.path for problem in found if problem.path != "agents"] == ["agnets"]
+
+
+@pytest.mark.parametrize("edit", [("\n  ", "\n\t"), ("rpm: 5", "\trpm: 5")])
+def test_a_tab_is_called_a_tab(edit):
+    text = "version: 1\npools:\n  p:\n    limits:\n      rpm: 5\n".replace(*edit, 1)
+    (problem,) = problems(text)
+    assert problem.what == "not YAML: a tab"
+    assert "spaces" in problem.allowed
+
+
+def test_a_line_indented_wrongly_says_what_to_look_at():
+    (problem,) = problems("version: 1\npools:\n  p: {}\n q: {}\n")
+    assert problem.line == 4
+    assert "equally far to the right" in problem.allowed
