@@ -472,6 +472,27 @@ def test_a_softly_refused_call_comes_back_as_told_and_is_served(scene):
     stage.run(world.gateway.idle())
 
 
+def test_a_call_is_refused_before_its_sdk_would_give_up(scene):
+    """An SDK that times out repeats blindly; a refusal tells it when to come back."""
+    stage, world = scene
+
+    async def scenario() -> None:
+        plug = await plugged(world, "rare", 4.0)
+        async with Clients(world, timeout=2.0, max_retries=0) as use:
+            began = time.monotonic()
+            errors = await asyncio.gather(
+                *(refusal(use, case, "rare", mark_of(case, "hurried")) for case in REFUSED)
+            )
+            assert time.monotonic() - began < 2.0
+        assert {error.status_code for error in errors} == {429}
+        assert (await plug).status == 200
+
+    stage.run(scenario())
+    for case in REFUSED:
+        edge, upstream = on_the_wire(world, case, "hurried")
+        assert (len(edge), len(upstream)) == (1, 0), case.__name__
+
+
 @pytest.mark.parametrize(
     ("agent", "pool", "status", "types"),
     [
