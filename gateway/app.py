@@ -9,6 +9,7 @@ drain limit, close listeners, clients, log. Nothing here decides about a call.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import secrets
@@ -182,7 +183,7 @@ class Gateway:
                 rng=self._rng,
                 hooks=Hooks(
                     recognize=machine.parts.recognize,
-                    refused=self._early_refusal,
+                    refused=functools.partial(self._early_refusal, machine),
                     crashed=self._crashed,
                 ),
             )
@@ -260,9 +261,9 @@ class Gateway:
         if not self._stop.is_set():
             self._log.error("emulator_ended", status=status)
 
-    def _early_refusal(self, call_id: str, error: GatewayError) -> None:
+    def _early_refusal(self, machine: Machine, call_id: str, error: GatewayError) -> None:
         self._metrics.refused(error.code)
-        self._log.info("refused_early", call=call_id, code=error.code, error=error.message)
+        machine.refusals(call_id, error)
 
     def _crashed(self, call_id: str, error: BaseException) -> None:
         where = traceback.extract_tb(error.__traceback__)[-3:]

@@ -30,7 +30,7 @@ from gateway.layers.settle import Settling, unpacked
 from gateway.layers.trace import Tracing
 from gateway.layers.trip import Breakers
 from gateway.pipeline import Parts, held_pipeline
-from gateway.record import Recorder
+from gateway.record import MOST_REFUSALS, MOST_REFUSED_BYTES, Recorder, Refusals
 from gateway.resilience.breaker import State
 from gateway.resilience.budget import RetryBudget
 from gateway.steering import OwnLimits, Steering
@@ -94,6 +94,7 @@ class Machine:
         parts: What the pipeline is stacked from.
         spawn: How a task gets an owner; set by `app.py` inside its task group.
         store, transport, counter, breakers, decisions, identities: For status and readiness.
+        refused, refusals: What was refused before the pipeline, and who writes it down.
         tasks, resuming: The store of what is durable, and who executes the calls held in it.
     """
 
@@ -122,6 +123,8 @@ class Machine:
         self.transport = AiohttpTransport()
         self.counter = Counter(Vocabulary(settings.vocabulary_dir).open, clock=clock)
         self.decisions = Decisions(redact)
+        self.refused = Decisions(redact, most_calls=MOST_REFUSALS, most_bytes=MOST_REFUSED_BYTES)
+        self.refusals = Refusals(log, self.refused, lambda: watch.current.places)
         self.sources = JwksSource()
         self.identities = Identities(clock=clock, fetch=self.sources)
         self.breakers = Breakers(on_change=self._breaker_changed, on_failure=metrics.breaker_failed)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.telemetry.decisions import Quotes, Record
+from gateway.telemetry.decisions import LONGEST_DETAIL, Quotes, Record
+from gateway.telemetry.logs import serialized
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from gateway.call import Call
     from gateway.clock import Clock
     from gateway.errors import GatewayError
-    from gateway.telemetry.decisions import Decisions
+    from gateway.telemetry.decisions import Decisions, Where
     from gateway.telemetry.logs import Log
+    from gateway.units import RuleId
 
 LONGEST_NAME = 128
 """Characters of a caller's own text (path, model) that a line keeps."""
@@ -69,6 +73,7 @@ class Recorder:
             upstream_status=call.upstream_status,
             code=error.code if error is not None else "",
             because=error.because if error is not None else "",
+            error=error.message[:LONGEST_DETAIL] if error is not None else "",
             waited_us=call.queue_us,
             overhead_us=call.overhead_us,
             first_byte_us=call.upstream_us,
@@ -78,3 +83,36 @@ class Recorder:
             cost=call.usage.money if call.usage is not None else 0,
             notes=call.notes,
         )
+
+
+MOST_REFUSALS = 1_000
+MOST_REFUSED_BYTES = 1024 * 1024
+"""Requests refused before the pipeline that `explain` remembers: in a memory of their own, since a
+stranger who makes thousands must not push the calls of others out."""
+
+
+class Refusals:
+    """Requests that were refused before the pipeline saw them: for the log, and for `explain`."""
+
+    __slots__ = ("_decisions", "_log", "_places")
+
+    def __init__(
+        self, log: Log, decisions: Decisions, places: Callable[[], Mapping[RuleId, Where]]
+    ) -> None:
+        self._log = log
+        self._decisions = decisions
+        self._places = places
+
+    def __call__(self, call_id: str, error: GatewayError) -> None:
+        """Log line and record; the caller holds nothing but the id of its answer."""
+        self._log.info("refused_early", call=call_id, code=error.code, error=error.message)
+        record = {
+            "ts": self._log.stamp(),
+            "call": call_id,
+            "status": type(error).status,
+            "outcome": "refused",
+            "code": error.code,
+            "because": error.because,
+            "error": error.message[:LONGEST_DETAIL],
+        }
+        self._decisions.add(call_id, serialized(record), self._places())

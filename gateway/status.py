@@ -157,7 +157,8 @@ class View:
 
     def explain(self, call_id: str) -> dict[str, Any] | None:
         """The record of a call, with file and line of each rule."""
-        return self._machine.decisions.explain(call_id)
+        machine = self._machine
+        return machine.decisions.explain(call_id) or machine.refused.explain(call_id)
 
     async def reload(self) -> str:
         """Load the policy anew; the errors, "" on success."""

@@ -227,6 +227,7 @@ class Retrying:
                 self._own.popitem(last=False)
         else:
             self._own.move_to_end(name)
+            own.replace_rules(call.snapshot.backoff)
         return own
 
     async def _end(self, call: Call, outcome: Reply | UpstreamFault) -> Reply:

@@ -28,6 +28,12 @@ class RetryBudget:
         """Whole retries that could be taken now, before refill."""
         return self._balance // MICRO
 
+    def replace_rules(self, rules: BackoffRules) -> None:
+        """A newer policy's rules from now on; the balance is kept as far as they allow."""
+        if rules is not self._rules:
+            self._rules = rules
+            self._add(0)
+
     def _add(self, amount: int) -> None:
         self._balance = min(self._rules.budget_max * MICRO, self._balance + amount)
 

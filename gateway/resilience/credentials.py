@@ -66,7 +66,7 @@ class CredentialHealth:
     def choose(
         self, provider: str, candidates: tuple[C, ...], *, now: Micros, rng: Rng
     ) -> C | None:
-        """A healthy credential by weight, the first where all weights are 0; None if all are out."""
+        """A healthy credential by weight, the first if all weights are 0; None if all are out."""
         if not self._out and len(candidates) == 1:
             return candidates[0]
         healthy = [

@@ -99,7 +99,8 @@ class Record:
         code, because: Of a refusal.
         waited_us, overhead_us, first_byte_us, total_us: Spans; `first_byte_us` from send to head.
         cost: Micro-dollars.
-        error: Class name of an unexpected exception, never its text.
+        error: What a refused caller was told, cut to `LONGEST_DETAIL`; messages of ours hold no
+            secret and no prompt.
         notes: The chain of verdicts, in order; its details are written by layers, not by callers.
     """
 
@@ -144,7 +145,7 @@ class Record:
     @property
     def plain(self) -> bool:
         """No name that a caller chose looks like a key; see `Log.write`."""
-        return not looks_secret(f"{self.path} {self.model} {self.session} {self.peer}")
+        return not looks_secret(f"{self.path} {self.model} {self.session} {self.peer} {self.error}")
 
     def line(self, quote: Quotes | None = None) -> bytes:
         """The record as one JSON object of bounded size.
@@ -294,7 +295,7 @@ class Decisions:
         if "usage" in shown:
             shown["usage"] = {k: v for k, v in shown["usage"].items() if v is not None}
         for note in shown.setdefault("notes", []):
-            note["at_ms"] = (note.pop("at") - stored["received"]) / 1000
+            note["at_ms"] = (note.pop("at") - stored.get("received", 0)) / 1000
         for judged in (shown, *shown["notes"]):
             where = place_of(judged.get("because", ""), places)
             if where is not None:

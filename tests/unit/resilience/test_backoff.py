@@ -66,3 +66,11 @@ def test_a_clock_that_steps_back_earns_nothing():
     taken = sum(budget.take(now=100 * MICRO) for _ in range(10))
     assert taken == 10
     assert not budget.take(now=0)
+
+
+def test_a_new_policy_changes_what_a_budget_may_hold_and_earns_from_then_on():
+    budget = RetryBudget(BackoffRules(budget_max=100, budget_ratio_ppm=0), now=0)
+    budget.replace_rules(BackoffRules(budget_max=3, budget_ratio_ppm=1_000_000))
+    assert sum(budget.take(now=0) for _ in range(50)) == 3
+    budget.succeeded()
+    assert budget.take(now=0)
