@@ -194,3 +194,22 @@ def test_a_gateway_that_is_away_is_an_error_the_script_can_catch(tmp_path):
     text = "try { agent.llm('x'); } catch (e) { agent.emit([e.code, e.retryable]); }"
     rows = end(start("run", script(tmp_path, text), folder=tmp_path, port=1))
     assert ["upstream", True] in [row.get("data") for row in rows]
+
+
+EXAMPLES = ROOT / "runtime/guests/examples"
+TICKET = '{"id": 7, "topic": "tides", "text": "it broke", "customer": "c1"}'
+
+
+@pytest.mark.parametrize("name", ["research.js", "triage.js", "triage.py"])
+def test_the_examples_do_what_they_say(tmp_path, name):
+    if name.endswith(".py"):
+        try:
+            hops.guest("micropython", Engine(), hops.cache())
+        except GuestMissing as missing:
+            pytest.skip(str(missing))
+    with Gateway() as gateway:
+        rows = end(start("run", str(EXAMPLES / name), "--input", TICKET,
+                         folder=tmp_path, port=gateway.port))  # fmt: skip
+    assert rows[-1]["ok"]
+    assert [row for row in rows if row.get("kind") == "emit"]
+    assert len(gateway.keys) == len(set(gateway.keys)) >= 2

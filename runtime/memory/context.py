@@ -1,0 +1,4 @@
+"""The context window of a task.
+
+Comes with the execution tier; nothing here yet, and nothing imports it.
+"""
