@@ -155,7 +155,11 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Micro-dollars per million tokens."""
+    """Micro-dollars per million tokens; 0 is free.
+
+    A cache that policy gives no price of its own has that of the input: `policy/compile.py` fills
+    it in.
+    """
 
     input: MicroUsd = 0
     output: MicroUsd = 0

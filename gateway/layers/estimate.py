@@ -120,7 +120,7 @@ class Estimating:
 def predicted_price(tokens: int, cached: int, output: int, price: Price) -> int:
     """Micro-dollars the call is expected to cost, rounded up."""
     fresh = tokens - cached
-    total = fresh * price.input + cached * (price.cache_read or price.input) + output * price.output
+    total = fresh * price.input + cached * price.cache_read + output * price.output
     return -(-total // 1_000_000)
 
 

@@ -42,8 +42,8 @@ def price_of(usage: Usage, price: Price) -> int:
     total = (
         (usage.input or 0) * price.input
         + (usage.output or 0) * price.output
-        + (usage.cache_read or 0) * (price.cache_read or price.input)
-        + (usage.cache_write or 0) * (price.cache_write or price.input)
+        + (usage.cache_read or 0) * price.cache_read
+        + (usage.cache_write or 0) * price.cache_write
     )
     return -(-total // 1_000_000)
 
