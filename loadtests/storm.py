@@ -4,7 +4,7 @@ Real clients: the openai SDK with its two retries, against provider emulators of
 called directly and one through the gateway, at the same time. Two scenes each.
 
     always_429   every request is refused with a Retry-After of 1 s, as by a provider that is out of
-                 quota for longer than anybody waits; 400 calls within 10 s that wait 10 s at most.
+                 quota for longer than anybody waits; 400 calls within 8 s that wait 6 s at most.
                  What counts is `upstream_per_call`: direct it is 3, the call and its two repeats.
     herd         120 clients start at the same instant and ask for four thirds of what a bucket of a
                  minute holds; refused requests count against the request limit, as with real
@@ -35,7 +35,7 @@ from loadtests import emulated, governed, measure
 from loadtests.measure import say
 
 CALLS = 400
-ARRIVE_S = 10.0
+ARRIVE_S = 8.0
 CLIENTS = 120
 WARM = 12
 """Calls of the herd's model before it starts: the gateway has learned how this provider counts."""
@@ -67,7 +67,7 @@ models:
   gpt-4o-mini: {provider: emulator, pool: herd, context_window: 128_000}
 tiers:
   interactive: {number: 1, max_wait: 50s}
-  standard: {number: 2, max_wait: 10s}
+  standard: {number: 2, max_wait: 6s}
   batch: {number: 3, max_wait: 10s}
 fairness: agent
 agents:
