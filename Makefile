@@ -61,6 +61,9 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m loadtests.hotpath --json
 	$(BIN)/python -m loadtests.streams --json
 
+load: $(VENV)/.ready
+	$(BIN)/locust -f loadtests/locustfile.py,loadtests/shapes.py --headless --only-summary
+
 clean:
 	rm -rf .venv build dist
 

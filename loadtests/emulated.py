@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtests import generator, measure
+from loadtests import generator, governed, measure
 
 if TYPE_CHECKING:
     from loadtests.governed import Governed
@@ -98,3 +98,21 @@ async def quiet(gateway: Governed, *, limit: float = 10.0) -> dict[str, Any]:
         if not busy or loop.time() > end:
             return seen
         await asyncio.sleep(0.05)
+
+
+async def stand(config: dict[str, Any], policy: str) -> None:
+    """An emulator and a gateway before it, their URL on standard output, until standard input ends.
+
+    For programs that cannot start them themselves, such as locust, whose gevent owns processes.
+    """
+    with tempfile.TemporaryDirectory(prefix="tidegate-emulator-") as folder:
+        emulator = await start(config, folder=Path(folder))
+        try:
+            gateway = await governed.start(emulator, text=policy)
+            try:
+                print(f"http://127.0.0.1:{gateway.server.port}", flush=True)
+                await asyncio.to_thread(sys.stdin.read)
+            finally:
+                gateway.stop()
+        finally:
+            emulator.stop()
