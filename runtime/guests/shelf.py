@@ -23,6 +23,7 @@ from runtime.abi import State
 from runtime.errors import GuestMissing
 from runtime.guests import micropython, quickjs
 from runtime.instrument import register
+from runtime.instrument.selftest import self_test
 from runtime.sandbox import Loaded, Sandbox, Waiting, load
 
 if TYPE_CHECKING:
@@ -208,6 +209,6 @@ def test_script(guest: Guest, script: str, engine: Engine, cache: Cache) -> dict
         ModuleRefused: `diverged` or `untestable`.
     """
     one = guest.recipe
-    return register.self_test(
+    return self_test(
         plain(guest, engine, cache), guest.loaded, argv=one.command(), files=one.files(script)
     )
