@@ -202,7 +202,6 @@ class Model:
 
     Attributes:
         name: Concrete public name.
-        dialect_pools: nothing here: pools belong to deployments.
         downgrade: "auto", "never": policy's own say; a caller may still opt out.
     """
 
@@ -211,6 +210,17 @@ class Model:
     downgrade: str = "auto"
     created: int = 0
     because: RuleId = ""
+
+    def own(self, family: str) -> Deployment | None:
+        """The first rung of this very model that speaks the family's dialect.
+
+        Rungs of its ladder are other models: they stand in for a sick one, and say so. A dialect
+        that the model does not speak is nothing that passes.
+        """
+        for rung in self.deployments:
+            if rung.model in ("", self.name) and family in rung.provider.dialects:
+                return rung
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

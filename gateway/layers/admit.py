@@ -256,7 +256,7 @@ class Grants:
         if isinstance(verdict, Late):
             return DeadlinePassed(
                 f"The call waited {_span(call.queue_us)} for {spec.name} (rule {because}) and its "
-                f"deadline came; about {_span(eta)} of work is still ahead of it.",
+                f"deadline came; about {_span(max(eta, MICRO))} of work is still ahead of it.",
                 because=because, retry_after=wait, place=place,
             )  # fmt: skip
         what = "its queue is full" if verdict.full else f"the wait would be {_span(eta)}"

@@ -74,9 +74,9 @@ class CountTokens:
 
     def _deployment(self, call: Call) -> Deployment:
         assert call.model is not None  # noqa: S101 - identify found it
-        for deployment in call.model.deployments:
-            if call.family.value in deployment.provider.dialects:
-                return deployment
+        found = call.model.own(call.family.value)
+        if found is not None:
+            return found
         text = f"The model {call.model.name[:100]!r} is not served in this dialect."
         raise NoSuchRoute(text, code="model_not_found", param="model")
 

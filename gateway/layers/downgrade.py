@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gateway.clock import Clock
     from gateway.snapshot import Deployment
+    from gateway.units import Micros
 
 NEXT_RUNG = frozenset({Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.QUOTA})
 """Bad answers that another rung may serve; a caller's fault is the caller's on every rung."""
@@ -49,11 +50,15 @@ def may_downgrade(call: Call) -> bool:
 
 
 def rungs_for(call: Call) -> list[Deployment]:
-    """Deployments able to serve this call, first choice first; the first choice is always kept."""
-    model, fields, estimate = call.model, call.fields, call.estimate
+    """Deployments able to serve this call, first choice first; the first choice is always kept.
+
+    It is the one that estimate chose: the first of the model's own that speaks the dialect.
+    """
+    model, fields, estimate, first = call.model, call.fields, call.estimate, call.deployment
+    if first is None:
+        return []
     if model is None or fields is None or estimate is None or not may_downgrade(call):
-        return [call.deployment] if call.deployment is not None else []
-    first = model.deployments[0]
+        return [first]
     wanted = Wanted(
         dialect=call.family.value,
         input=estimate.input,
@@ -62,12 +67,16 @@ def rungs_for(call: Call) -> list[Deployment]:
         thinking_of=first.provider.name if fields.has_thinking else "",
     )
     rungs = [first]
-    for deployment in model.deployments[1:]:
+    for deployment in model.deployments:
+        if deployment is first:
+            continue
         why = unfit(rung_of(deployment), wanted)
         if why is None:
             rungs.append(deployment)
         else:
-            call.notes.append(VerdictNote("downgrade", "skip", deployment.because, 0, why))
+            call.notes.append(
+                VerdictNote("downgrade", "skip", deployment.because, call.received, why)
+            )
     return rungs
 
 
@@ -111,7 +120,7 @@ class Downgrading:
                 outcome = await rung(inner, call)
                 if isinstance(outcome, Reply) and (place == last or not hopeless(outcome)):
                     if place:
-                        announce(call, deployment)
+                        announce(call, deployment, self._clock.now())
                     return outcome
                 if isinstance(outcome, GatewayError) and place == last:
                     raise outcome
@@ -145,8 +154,8 @@ def hopeless(reply: Reply) -> bool:
     return reply.kind in NEXT_RUNG
 
 
-def announce(call: Call, deployment: Deployment) -> None:
+def announce(call: Call, deployment: Deployment, now: Micros) -> None:
     """Which model was asked for and which one answers."""
     asked = call.fields.model if call.fields is not None else ""
     call.extra_headers.append((b"tidegate-model-requested", asked.encode("ascii", "replace")))
-    call.notes.append(VerdictNote("downgrade", "served", deployment.because, 0, deployment.id))
+    call.notes.append(VerdictNote("downgrade", "served", deployment.because, now, deployment.id))

@@ -176,11 +176,11 @@ def estimate(estimating: Estimating) -> Layer:
 
 
 def first_of(call: Call) -> Deployment:
-    """The first rung that speaks the caller's dialect."""
+    """The model's first rung of its own that speaks the caller's dialect."""
     assert call.model is not None  # noqa: S101 - identify found it
-    for deployment in call.model.deployments:
-        if call.family.value in deployment.provider.dialects:
-            return deployment
+    found = call.model.own(call.family.value)
+    if found is not None:
+        return found
     asked = call.model.name
     text = f"The model {asked[:100]!r} is not served in the {call.family.value} dialect."
     raise NoSuchRoute(text, because=call.model.because, code="model_not_found", param="model")

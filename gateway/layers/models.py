@@ -30,13 +30,9 @@ def visible(call: Call) -> list[Model]:
     return [
         model
         for name, model in call.snapshot.models.items()
-        if any(fnmatchcase(name, glob) for glob in globs) and speaks(model, call.family)
+        if any(fnmatchcase(name, glob) for glob in globs)
+        and model.own(call.family.value) is not None
     ]
-
-
-def speaks(model: Model, family: Family) -> bool:
-    """Whether any rung serves this family."""
-    return any(family.value in one.provider.dialects for one in model.deployments)
 
 
 def openai_shape(model: Model) -> dict[str, Any]:
@@ -87,7 +83,7 @@ class Models:
         assert principal is not None  # noqa: S101 - identify ran
         if any(fnmatchcase(name, glob) for glob in principal.rule.models):
             model = call.snapshot.model(name)
-            if model is not None and speaks(model, call.family):
+            if model is not None and model.own(call.family.value) is not None:
                 return model
         text = f"No model {name[:100]!r} is served to {principal.agent}."
         raise NoSuchRoute(text, code="model_not_found", param="model")
