@@ -245,6 +245,16 @@ def check(op: str, args: dict[str, Any]) -> None:
         shape(args)
 
 
+def reads_rest(raw: bytes) -> bool:
+    """The request reads on in a reply; whatever else it says."""
+    if b"reply.rest" not in raw:
+        return False
+    try:
+        return parse(raw)[0] == "reply.rest"
+    except HostCallRefused:
+        return False
+
+
 def _text(args: dict[str, Any], name: str, most: int = MAX_NAME) -> str:
     value = args.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= most:

@@ -295,7 +295,7 @@ def trampoline(
 
     def callback(_e: object, _c: object, arguments: Any, _n: int, results: Any, _m: int) -> int:  # noqa: ANN401
         value: int | None = HALT
-        sandbox = local.sandbox
+        sandbox = getattr(local, "sandbox", None)
         try:
             value = handler(
                 sandbox,
@@ -310,7 +310,8 @@ def trampoline(
                     results[0].of.i32 = value
                 return 0
         except BaseException as problem:  # noqa: BLE001  (must never raise across the boundary)
-            sandbox.fault(name, problem)
+            if sandbox is not None:
+                sandbox.fault(name, problem)
         trap = native.dll.wasmtime_trap_new(ctypes.create_string_buffer(b"halt"), 4)
         return ctypes.cast(trap, ctypes.c_void_p).value or 0
 

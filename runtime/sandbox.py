@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import struct
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -412,7 +413,11 @@ class Sandbox:
             globals={name: instance.bits(name) for name in self.loaded.globals},
             memory=memory,
             stack=ctypes.string_at(self._stack, self._saved()),
-            state=replace(self.state, fds={fd: list(e) for fd, e in self.state.fds.items()}),
+            state=replace(
+                self.state,
+                fds={fd: list(entry) for fd, entry in self.state.fds.items()},
+                local=deepcopy(self.state.local),
+            ),
             cpu_us=self.cpu_us,
             fuel=fuel,
             stack_high=self.stack_high,
@@ -521,10 +526,10 @@ def host_call(sandbox: Sandbox, at: int, size: int, out: int, cap: int) -> int:
         return sandbox.end(Trapped("limit", "effects after the budget's refusal"))
     if isinstance(answer, Request):
         return sandbox.served(Pending(answer, {"via": "abi", "at": out, "cap": cap}))
-    if raw.find(b"reply.rest") < 0:
-        return _reply_abi(sandbox, answer, out, cap)
-    sandbox.write(out, answer[:cap])
-    return len(answer)
+    if abi.reads_rest(raw):
+        sandbox.write(out, answer[:cap])  # what it reads stays in the inbox
+        return len(answer)
+    return _reply_abi(sandbox, answer, out, cap)
 
 
 def micropython_call(  # noqa: PLR0913, PLR0917  (the signature is the guest's)

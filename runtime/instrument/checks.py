@@ -189,15 +189,18 @@ def instrument(module: Module, *, variant: str = "flag", limits: Limits | None =
 
 
 def reference(module: Module) -> bytes:
-    """The module as it came, its memory exported: what the self-test compares with."""
-    if not module.memories:
-        return form.encode(module.sections)
-    rows = [(one.name, one.kind, one.index) for one in module.exports] + [(MEMORY, 2, 0)]
+    """The module as it came, memory and start function exported, for the self-test."""
+    rows = [(one.name, one.kind, one.index) for one in module.exports]
+    if module.memories:
+        rows.append((MEMORY, 2, 0))
+    if module.start is not None:
+        rows.append((START_EXPORT, 0, module.start))
     exports = uleb(len(rows)) + b"".join(
         _name(name) + bytes([kind]) + uleb(index) for name, kind, index in rows
     )
     parts = {ident: payload for ident, payload in module.sections if ident}
     parts[form.EXPORT] = exports
+    parts.pop(form.START, None)
     return form.encode([(ident, parts[ident]) for ident in form.ORDER if ident in parts])
 
 

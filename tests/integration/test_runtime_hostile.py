@@ -5,6 +5,7 @@ Needs the worker extra (wasmtime, icpp-binaryen); nothing is fetched.
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -265,6 +266,27 @@ def test_a_start_function_that_loops_is_stopped_like_any_other(engine, tmp_path)
     sandbox.ask_to_yield()
     assert sandbox.run() == Preempted()
     assert moved(program, sandbox).step == 0
+
+
+def test_a_start_function_that_calls_the_host_is_tested_and_told_apart(tmp_path):
+    text = """(module (import "wasi_snapshot_preview1" "sched_yield" (func $y (result i32)))
+      (memory 1) (global $n (mut i32) (i32.const 0))
+      (func $s (loop $l call $y drop global.get $n i32.const 1 i32.add global.set $n
+        global.get $n i32.const 300 i32.lt_u br_if $l))
+      (start $s) (func (export "run") (result i32) global.get $n))"""
+    made = register.register(Engine.assemble(text), Cache(tmp_path / "cache"))
+    assert made.report["self_test"]["checks"] >= 300
+
+
+def test_a_long_reply_is_read_on_with_reply_rest(hostile):
+    sandbox = new(hostile["ask"], 96, 44, 2_000, 8)
+    assert isinstance(sandbox.run(), Waiting)
+    reply = abi.seal({"ok": "x" * 100}, 0, 5)
+    sandbox.run(reply, at_ns=5)
+    rest = json.loads(
+        abi.serve(b'{"v":1,"op":"reply.rest","args":{"offset":8}}', sandbox.state, sandbox.outbox)
+    )
+    assert base64.b64decode(rest["ok"]) == reply[8:]
 
 
 class Work:

@@ -141,6 +141,14 @@ def test_a_reply_that_is_too_large_becomes_an_error():
     assert (reply["n"], reply["at"]) == (4, 9)
 
 
+def test_reading_on_is_told_from_talking_about_it():
+    assert abi.reads_rest(b'{"v":1,"op":"reply.rest","args":{"offset":3}}')
+    assert not abi.reads_rest(b'{"v":1,"op":"log","args":{"message":"reply.rest"}}')
+    assert not abi.reads_rest(b'{"v":1,"op":"reply.rest"')
+    state = State(argv=[], inbox=b"0123456789")
+    assert ask("reply.rest", {"offset": 4}, state) == {"ok": "NDU2Nzg5", "left": 6, "at": 0}
+
+
 def test_the_state_survives_its_json():
     state = State(
         argv=["a"],

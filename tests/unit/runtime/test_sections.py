@@ -156,6 +156,9 @@ def test_the_reference_differs_only_in_the_exported_memory():
     assert [one.name for one in again.exports] == ["f", "__memory"]
     bare = wasm([NOP], exports=[("f", 0, 0)])
     assert checks.reference(decode.decode(bare)) == bare
+    begun = decode.decode(checks.reference(decode.decode(wasm([NOP], s8=b"\0"))))
+    assert begun.start is None
+    assert [one.name for one in begun.exports] == ["__start"]
 
 
 def test_two_tags_are_told_apart():
