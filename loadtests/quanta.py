@@ -36,12 +36,17 @@ from runtime.slots import Slots
 COMPUTE = 1
 """The kernel that saturates: floats whose last bit matters."""
 TIER0 = (4, 20)
-SCRIPT = """
-const fib = (n) => (n < 2 ? n : fib(n - 1) + fib(n - 2));
+SCRIPTS = {
+    "quickjs": """
 const seen = new Map();
-for (let i = 0; i < 40000; i++) seen.set('k' + i % 97, (seen.get('k' + i % 97) || 0) + i * i % 7);
-console.log(fib(23), JSON.stringify([...seen]).length);
-"""
+for (let i = 0; i < 60000; i++) seen.set('k' + i % 97, (seen.get('k' + i % 97) || 0) + i * i % 7);
+console.log(JSON.stringify([...seen]).length);
+""",
+    "quickjs_calls": """
+const fib = (n) => (n < 2 ? n : fib(n - 1) + fib(n - 2));
+console.log(fib(24));
+""",
+}
 
 
 @dataclass
@@ -83,12 +88,16 @@ def overheads(program, plain, own, where) -> dict[str, float]:
     guest = hops.guest("quickjs", own, where)
     untouched = shelf.plain(guest, own, where)
 
-    def script(which):
-        state = guest.recipe.state(SCRIPT, None, seed="5a" * 32, clock_ns=hops.NOW)
+    def script(which, text):
+        state = guest.recipe.state(text, None, seed="5a" * 32, clock_ns=hops.NOW)
         return sandbox.Sandbox(which, state).run
 
-    rounds = [(thread_cpu(script(untouched)), thread_cpu(script(guest.loaded))) for _ in range(5)]
-    out["quickjs"] = round(min(r[1] for r in rounds) / min(r[0] for r in rounds), 2)
+    for name, text in SCRIPTS.items():
+        rounds = [
+            (thread_cpu(script(untouched, text)), thread_cpu(script(guest.loaded, text)))
+            for _ in range(5)
+        ]
+        out[name] = round(min(r[1] for r in rounds) / min(r[0] for r in rounds), 2)
     return out
 
 
@@ -226,7 +235,7 @@ def main() -> None:
     options.add_argument("--quantum-ms", type=float, default=200.0)
     options.add_argument("--rate", type=float, default=30.0, help="tier-0 jobs a second")
     options.add_argument("--size", type=int, default=1_300_000, help="of a unit of work")
-    options.add_argument("--most-s", type=float, default=75.0, help="wall time of the switching")
+    options.add_argument("--most-s", type=float, default=60.0, help="wall time of the switching")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     begun = time.monotonic()
