@@ -123,9 +123,8 @@ def scene():
         yield stage, place
 
 
-@pytest.fixture
-def healthy(scene):
-    stage, place = scene
+async def calm(place: World) -> None:
+    """The provider is well, every breaker closed, nothing held, and nothing remembered."""
 
     async def quiet() -> bool:
         await place.emulator.faults()
@@ -135,8 +134,28 @@ def healthy(scene):
             return False
         return status["holds"]["waiting"] == 0 and status["holds"]["running"] == 0
 
-    stage.run(until(quiet, limit=20))
+    await until(quiet, limit=20)
     place.upstream.forget()
+
+
+@pytest.fixture
+def healthy(scene):
+    stage, place = scene
+    stage.run(calm(place))
+    return stage, place
+
+
+@pytest.fixture(scope="module")
+def mortal_scene():
+    with staged(rules(holds={"at_once": 4}), keys=KEYS) as (stage, place):
+        yield stage, place
+
+
+@pytest.fixture
+def mortal(mortal_scene):
+    """A world whose gateway is killed and started again, test after test."""
+    stage, place = mortal_scene
+    stage.run(calm(place))
     return stage, place
 
 
@@ -452,140 +471,148 @@ def test_bounds_refuse_with_their_name_and_keep_nothing():
 # --- kill -9 -------------------------------------------------------------------------------------
 
 
-def test_holds_survive_kill_9_and_a_restart_and_are_served_exactly_once():
+def test_holds_survive_kill_9_and_a_restart_and_are_served_exactly_once(mortal):
+    stage, place = mortal
+
     async def scenario() -> None:
-        async with world(rules(), keys=KEYS) as place:
-            await trip(place)
-            paths = [await held(place, f"needle-{n:02d}") for n in range(10)]
+        await trip(place)
+        paths = [await held(place, f"needle-{n:02d}") for n in range(10)]
+        await place.gateway.kill()
+        await place.gateway.again()
+        place.upstream.forget()
+        await place.emulator.faults()
+        answers = [await ended(place, path) for path in paths]
+        assert {one.status for one in answers} == {200}
+        assert [seen(place, f"needle-{n:02d}") for n in range(10)] == [1] * 10
+        # Nor does another restart send any of them again.
+        await place.gateway.kill()
+        await place.gateway.again()
+        await asyncio.sleep(1.5)
+        assert [(await get(place, path)).body for path in paths] == [a.body for a in answers]
+        assert [seen(place, f"needle-{n:02d}") for n in range(10)] == [1] * 10
+
+    stage.run(scenario(), 120)
+
+
+def test_a_kill_between_send_and_answer_leaves_a_doubt_that_is_said_and_not_sent_again(mortal):
+    stage, place = mortal
+
+    async def scenario() -> None:
+        await trip(place)
+        path = await held(place, "needle-doubt")
+        second = await held(place, "needle-safe")
+        place.upstream.forget()
+        await place.emulator.faults({"action": "slow_first_byte", "seconds": 30})
+        await until(lambda: seen(place, "needle-doubt"), limit=15)
+        await place.gateway.kill()
+        await place.emulator.faults()
+        await place.gateway.again()
+        answer = await ended(place, path)
+        assert (answer.status, answer.json()["code"]) == (502, "hold_in_doubt")
+        assert (await ended(place, second)).status == 200
+        assert seen(place, "needle-doubt") == 1
+        assert answered(place, "needle-safe") == 1
+        assert place.gateway.events("holds_recovered")
+
+    stage.run(scenario(), 120)
+
+
+def test_kills_at_random_moments_lose_no_call_and_send_none_twice(mortal):
+    stage, place = mortal
+
+    async def scenario() -> None:
+        await trip(place)
+        paths = [await held(place, f"needle-{n:03d}") for n in range(40)]
+        place.upstream.forget()
+        await place.emulator.faults({"action": "slow_first_byte", "seconds": 0.05})
+        for number in range(3):
+            await asyncio.sleep(0.15 + 0.11 * number)
             await place.gateway.kill()
             await place.gateway.again()
-            place.upstream.forget()
+        answers = [await ended(place, path, limit=40) for path in paths]
+        states = [one.header("tidegate-hold-state") for one in answers]
+        assert set(states) <= {"done", "in_doubt"}, states
+        assert states.count("done") >= 20
+        for number, state in enumerate(states):
+            sent = seen(place, f"needle-{number:03d}")
+            assert sent == 1 or (state == "in_doubt" and sent == 0), (number, state, sent)
+
+    stage.run(scenario(), 120)
+
+
+def test_of_two_gateways_on_one_store_one_executes_and_the_other_takes_over(mortal):
+    stage, place = mortal
+
+    async def scenario() -> None:
+        second = Gateway(place.folder, "second")
+        assert second.state == place.gateway.state
+        await second.serve(rules(), upstream=place.upstream.port, keys=KEYS)
+        twin = World(place.folder)
+        twin.gateway, twin.emulator, twin.upstream = second, place.emulator, place.upstream
+        try:
+            assert (await place.gateway.status())["holds"]["executes"]
+            assert not (await second.status())["holds"]["executes"]
+            await trip(place)
+            await trip(twin)
+            path = await held(twin, "needle-twin")  # kept by one, executed by the other
             await place.emulator.faults()
-            answers = [await ended(place, path) for path in paths]
-            assert {one.status for one in answers} == {200}
-            assert [seen(place, f"needle-{n:02d}") for n in range(10)] == [1] * 10
-            # Nor does another restart send any of them again.
+            assert (await ended(twin, path)).status == 200
+            assert (await get(place, path)).status == 200
+            await trip(place)
+            path = await held(place, "needle-heir")
             await place.gateway.kill()
-            await place.gateway.again()
-            await asyncio.sleep(1.5)
-            assert [(await get(place, path)).body for path in paths] == [a.body for a in answers]
-            assert [seen(place, f"needle-{n:02d}") for n in range(10)] == [1] * 10
-
-    asyncio.run(scenario())
-
-
-def test_a_kill_between_send_and_answer_leaves_a_doubt_that_is_said_and_not_sent_again():
-    async def scenario() -> None:
-        async with world(rules(), keys=KEYS) as place:
-            await trip(place)
-            path = await held(place, "needle-doubt")
-            second = await held(place, "needle-safe")
-            place.upstream.forget()
-            await place.emulator.faults({"action": "slow_first_byte", "seconds": 30})
-            await until(lambda: seen(place, "needle-doubt"), limit=15)
-            await place.gateway.kill()
             await place.emulator.faults()
+            assert (await ended(twin, path)).status == 200
+            assert (await second.status())["holds"]["executes"]
+            assert answered(place, "needle-twin") == answered(place, "needle-heir") == 1
+            assert await second.stop() == 0
+            assert second.crashes() == []
+        finally:
+            await second.kill()
             await place.gateway.again()
-            answer = await ended(place, path)
-            assert (answer.status, answer.json()["code"]) == (502, "hold_in_doubt")
-            assert (await ended(place, second)).status == 200
-            assert seen(place, "needle-doubt") == 1
-            assert answered(place, "needle-safe") == 1
-            assert place.gateway.events("holds_recovered")
 
-    asyncio.run(scenario())
+    stage.run(scenario(), 120)
 
 
-def test_kills_at_random_moments_lose_no_call_and_send_none_twice():
+def test_sigterm_gives_back_what_was_not_sent_and_keeps_it_for_the_next_process(mortal):
+    stage, place = mortal
+
     async def scenario() -> None:
-        chosen = rules(holds={"at_once": 4})
-        async with world(chosen, keys=KEYS) as place:
-            await trip(place)
-            paths = [await held(place, f"needle-{n:03d}") for n in range(40)]
-            place.upstream.forget()
-            await place.emulator.faults({"action": "slow_first_byte", "seconds": 0.05})
-            for number in range(4):
-                await asyncio.sleep(0.15 + 0.11 * number)
-                await place.gateway.kill()
-                await place.gateway.again()
-            answers = [await ended(place, path, limit=40) for path in paths]
-            states = [one.header("tidegate-hold-state") for one in answers]
-            assert set(states) <= {"done", "in_doubt"}, states
-            assert states.count("done") >= 20
-            for number, state in enumerate(states):
-                sent = seen(place, f"needle-{number:03d}")
-                assert sent == 1 or (state == "in_doubt" and sent == 0), (number, state, sent)
+        await trip(place)
+        path = await held(place, "needle-term")
+        began = time.monotonic()
+        assert await place.gateway.stop() == 0
+        assert time.monotonic() - began < 8
+        await place.emulator.faults()
+        await place.gateway.again()
+        assert (await ended(place, path)).status == 200
+        assert answered(place, "needle-term") == 1
 
-    asyncio.run(scenario())
+    stage.run(scenario(), 120)
 
 
-def test_of_two_gateways_on_one_store_one_executes_and_the_other_takes_over():
+def test_the_disk_holds_no_credential_and_is_the_owners_alone(mortal):
+    stage, place = mortal
+
     async def scenario() -> None:
-        async with world(rules(), keys=KEYS) as place:
-            second = Gateway(place.folder, "second")
-            assert second.state == place.gateway.state
-            await second.serve(rules(), upstream=place.upstream.port, keys=KEYS)
-            twin = World(place.folder)
-            twin.gateway, twin.emulator, twin.upstream = second, place.emulator, place.upstream
-            try:
-                assert (await place.gateway.status())["holds"]["executes"]
-                assert not (await second.status())["holds"]["executes"]
-                await trip(place)
-                await trip(twin)
-                path = await held(twin, "needle-twin")  # kept by one, executed by the other
-                await place.emulator.faults()
-                assert (await ended(twin, path)).status == 200
-                assert (await get(place, path)).status == 200
-                await trip(place)
-                path = await held(place, "needle-heir")
-                await place.gateway.kill()
-                await place.emulator.faults()
-                assert (await ended(twin, path)).status == 200
-                assert (await second.status())["holds"]["executes"]
-                assert answered(place, "needle-twin") == answered(place, "needle-heir") == 1
-                assert await second.stop() == 0
-                assert second.crashes() == []
-            finally:
-                await second.kill()
+        await trip(place)
+        path = await held(place, "x", headers={**ASYNC, "x-auth-token": "hunter2-secret",
+                                               "cookie": "session=hunter2-secret"})  # fmt: skip
+        files = sorted(place.gateway.state.glob("tasks.db*"))
+        assert files
+        for file in files:
+            content = file.read_bytes()
+            assert place.gateway.key.encode() not in content
+            assert b"hunter2-secret" not in content
+            assert file.stat().st_mode & 0o077 == 0, file
+        assert await place.gateway.stop() == 0
+        with sqlite3.connect(place.gateway.state / "tasks.db") as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            query = "SELECT state FROM held_call WHERE id = ?"
+            assert db.execute(query, [path.rpartition("/")[2]]).fetchone() == ("open",)
+        await place.gateway.again()
 
-    asyncio.run(scenario())
-
-
-def test_sigterm_gives_back_what_was_not_sent_and_keeps_it_for_the_next_process():
-    async def scenario() -> None:
-        async with world(rules(), keys=KEYS) as place:
-            await trip(place)
-            path = await held(place, "needle-term")
-            began = time.monotonic()
-            assert await place.gateway.stop() == 0
-            assert time.monotonic() - began < 8
-            await place.emulator.faults()
-            await place.gateway.again()
-            assert (await ended(place, path)).status == 200
-            assert answered(place, "needle-term") == 1
-
-    asyncio.run(scenario())
-
-
-def test_the_disk_holds_no_credential_and_is_the_owners_alone():
-    async def scenario() -> None:
-        async with world(rules(), keys=KEYS) as place:
-            await trip(place)
-            await held(place, "x", headers={**ASYNC, "x-auth-token": "hunter2-secret",
-                                            "cookie": "session=hunter2-secret"})  # fmt: skip
-            files = sorted(place.gateway.state.glob("tasks.db*"))
-            assert files
-            for file in files:
-                content = file.read_bytes()
-                assert place.gateway.key.encode() not in content
-                assert b"hunter2-secret" not in content
-                assert file.stat().st_mode & 0o077 == 0, file
-            assert await place.gateway.stop() == 0
-            with sqlite3.connect(place.gateway.state / "tasks.db") as db:
-                assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-                assert db.execute("SELECT owner, state FROM held_call").fetchone()[1] == "open"
-
-    asyncio.run(scenario())
+    stage.run(scenario(), 120)
 
 
 def test_a_caller_that_policy_no_longer_knows_is_refused_when_its_call_goes_on():
