@@ -34,9 +34,12 @@ class GatewayError(Exception):
         place: A signed place-in-line ticket to send along, or None.
         param: The request field at fault ("messages[2].content"), or None.
         code: Machine word of the refusal; class default unless given.
+        quotes: Whether the message may repeat what the caller's body holds: it is for the caller
+            alone then, never for the log.
     """
 
     status: ClassVar[int] = 500
+    quotes: ClassVar[bool] = False
     default_code: ClassVar[str] = "internal_error"
 
     def __init__(
@@ -131,6 +134,7 @@ class NeverFits(CallerFault):
 class ContractBreach(CallerFault):
     """Arguments that break a schema or a policy assertion."""
 
+    quotes = True
     default_code = "contract_breach"
 
 
@@ -144,6 +148,7 @@ class KeyConflict(CallerFault):
 class LoopDetected(CallerFault):
     """The agent repeats itself; this branch is cut, the session lives."""
 
+    quotes = True
     status = 429
     default_code = "loop_detected"
 

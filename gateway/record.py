@@ -73,7 +73,7 @@ class Recorder:
             upstream_status=call.upstream_status,
             code=error.code if error is not None else "",
             because=error.because if error is not None else "",
-            error=error.message[:LONGEST_DETAIL] if error is not None else "",
+            error=error.message[:LONGEST_DETAIL] if error is not None and not error.quotes else "",
             waited_us=call.queue_us,
             overhead_us=call.overhead_us,
             first_byte_us=call.upstream_us,

@@ -99,8 +99,8 @@ class Record:
         code, because: Of a refusal.
         waited_us, overhead_us, first_byte_us, total_us: Spans; `first_byte_us` from send to head.
         cost: Micro-dollars.
-        error: What a refused caller was told, cut to `LONGEST_DETAIL`; messages of ours hold no
-            secret and no prompt.
+        error: What a refused caller was told, cut to `LONGEST_DETAIL`; left out where it may quote
+            the prompt.
         notes: The chain of verdicts, in order; its details are written by layers, not by callers.
     """
 

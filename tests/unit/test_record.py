@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gateway.call import Call, Dialect, Family
-from gateway.errors import QueueFull, Unauthenticated
+from gateway.clock import LoopClock
+from gateway.errors import LoopDetected, QueueFull, Unauthenticated
 from gateway.record import MOST_REFUSALS, Recorder, Refusals
 from gateway.snapshot import Place, Snapshot
 from gateway.telemetry.decisions import Decisions
@@ -30,6 +31,14 @@ class Lines:
         return "2026-11-29T10:00:00.000Z"
 
 
+def made(clock: LoopClock) -> Call:
+    return Call(
+        id="c1", dialect=Dialect.CHAT, family=Family.OPENAI, method="POST",
+        path="/v1/chat/completions", target=b"/v1/chat/completions", headers=[],
+        snapshot=Snapshot(revision=1, digest="", places=PLACES), received=clock.now(),
+    )  # fmt: skip
+
+
 def test_explain_knows_a_request_that_was_refused_before_the_pipeline():
     log, decisions = Lines(), Decisions(Redactor())
     refusals = Refusals(log, decisions, lambda: PLACES)
@@ -52,13 +61,8 @@ def test_strangers_push_only_each_other_out():
 def test_a_refused_call_is_explained_in_the_words_its_caller_read():
     async def main():
         decisions, clock = Decisions(Redactor()), sim_clock()
-        call = Call(
-            id="c1", dialect=Dialect.CHAT, family=Family.OPENAI, method="POST",
-            path="/v1/chat/completions", target=b"/v1/chat/completions", headers=[],
-            snapshot=Snapshot(revision=1, digest="", places=PLACES), received=clock.now(),
-        )  # fmt: skip
         told = QueueFull("agent:lab cannot serve this call.", because="agents.lab.limits.rpm")
-        Recorder(Lines(), decisions, clock)(call, 429, "refused", told)
+        Recorder(Lines(), decisions, clock)(made(clock), 429, "refused", told)
         shown = decisions.explain("c1")
         assert shown["error"] == told.message
         assert (shown["file"], shown["line"]) == ("tidegate.yaml", 12)
@@ -69,13 +73,19 @@ def test_a_refused_call_is_explained_in_the_words_its_caller_read():
 def test_a_message_that_quotes_a_key_is_not_taken_for_plain_text():
     async def main():
         log, clock = Lines(), sim_clock()
-        call = Call(
-            id="c1", dialect=Dialect.CHAT, family=Family.OPENAI, method="POST",
-            path="/v1/chat/completions", target=b"/v1/chat/completions", headers=[],
-            snapshot=Snapshot(revision=1, digest=""), received=clock.now(),
-        )  # fmt: skip
         told = QueueFull("no tier 'sk-abcdefghijklmnopqrst'")
-        Recorder(log, Decisions(Redactor()), clock)(call, 429, "refused", told)
+        Recorder(log, Decisions(Redactor()), clock)(made(clock), 429, "refused", told)
         assert log.events[0]["plain"] is False
+
+    run(main())
+
+
+def test_a_message_that_may_quote_the_prompt_is_for_its_caller_alone():
+    async def main():
+        log, clock = Lines(), sim_clock()
+        told = LoopDetected("search(what nobody may read) was called 4 times", because="loops")
+        Recorder(log, Decisions(Redactor()), clock)(made(clock), 429, "refused", told)
+        assert b"nobody may read" not in log.events[0]["line"]
+        assert b"loop_detected" in log.events[0]["line"]
 
     run(main())
