@@ -95,12 +95,15 @@ def answering(*answers: Any) -> Any:
 
 
 async def read(answer: Reply) -> bytes:
-    """The body as a client gets it, taps fed."""
+    """The body as a client gets it, taps fed, edited where a layer edits."""
     out = []
+    edit = getattr(answer, "edit", None)
     async for chunk in answer.source.chunks():
         for tap in answer.taps:
             tap(chunk)
-        out.append(chunk)
+        out.append(chunk if edit is None else edit.feed(chunk))
+    if edit is not None:
+        out.append(edit.rest())
     return b"".join(out)
 
 
