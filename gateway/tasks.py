@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from gateway import cors, framing
 from gateway.call import Principal
+from gateway.clock import Expiry
 from gateway.errors import Draining, Forbidden, GatewayError, MalformedCall, Saturated
 from gateway.holds.rows import reply_value, shown
 from gateway.units import MICRO, Micros
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
     from gateway.clock import Clock
     from gateway.holds.follow import Run
@@ -58,6 +60,10 @@ LOOK: Micros = MICRO
 """How often a waiting request looks for what another process may have done."""
 BEAT: Micros = 10 * MICRO
 """Between two comments of a stream that has nothing to say."""
+SENDING: Micros = 300 * MICRO
+"""Time in which a client must have taken a result."""
+MAX_SERVING = 256 * 1024 * 1024
+"""Bytes of results being sent at once."""
 MOST_LISTED = 100
 MAX_ID = 64
 COME_BACK_S = 2
@@ -123,6 +129,33 @@ def json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None
     )
 
 
+class Books:
+    """Bytes of results that are being sent."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class Weighed(Response):
+    """A result whose bytes are counted while it is sent, for a bounded time."""
+
+    def __init__(self, body: bytes, *, clock: Clock, books: Books) -> None:
+        super().__init__(body)
+        self._clock = clock
+        self._books = books
+        books.bytes += len(body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """It was sent, or its reader was too slow and the connection ends unfinished."""
+        try:
+            with Expiry(self._clock, SENDING):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            return
+        finally:
+            self._books.bytes -= len(self.body)
+
+
 class Holds:
     """The routes of held calls."""
 
@@ -138,6 +171,7 @@ class Holds:
         self._identities = identities
         self._snapshot = snapshot
         self._clock = clock
+        self._books = Books()
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -265,13 +299,17 @@ class Holds:
                 headers={"retry-after": str(COME_BACK_S), "location": f"{PREFIX}/{held.id}",
                          **marks},
             )  # fmt: skip
+        if held.bytes + self._books.bytes > MAX_SERVING:
+            raise Saturated("As many bytes of results as may be are being fetched already.",
+                            retry_after=COME_BACK_S * MICRO)  # fmt: skip
         reply = await self._resuming.store.reply(held.id) if held.state is State.DONE else None
         if reply is None:
-            answer = problem(of_end(held))
+            ended = problem(of_end(held))
             for name, value in marks.items():
-                answer.headers[name] = value
-            return answer
-        answer = Response(reply.body, status_code=reply.status)
+                ended.headers[name] = value
+            return ended
+        answer = Weighed(reply.body, clock=self._clock, books=self._books)
+        answer.status_code = reply.status
         answer.raw_headers = [
             *((name, value) for name, value in reply.headers if name != b"cache-control"),
             (b"content-length", b"%d" % len(reply.body)),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gateway.call import Call, End, HeldCall, Kind, Reply, Service
 from gateway.errors import (
     BreakerOpen,
+    BudgetSpent,
     CallerFault,
     GatewayError,
     StoreConflict,
@@ -41,6 +42,8 @@ T = TypeVar("T")
 RETURNED = frozenset({Kind.FAULT, Kind.CAPACITY, Kind.QUOTA, Kind.RAMP, Kind.PERIOD, Kind.MONEY})
 """Refusals that say "not now": the call goes back. Any other one is its answer."""
 LONGEST_BACK: Micros = 60 * MICRO
+SOON: Micros = 100_000
+"""Pause of a call that met an open breaker: when it may go on, the loop knows; its age is kept."""
 STORE_TRIES = 60
 STORE_PAUSE_S = 1.0
 LOST = "hold_lost"
@@ -135,8 +138,11 @@ class Executing:
         if isinstance(error, CallerFault):
             await self._refuse(held, error)
             return None
-        refused = isinstance(error, UpstreamFault) and not isinstance(error, BreakerOpen)
-        return await self._give_back(held, error.message, error.retry_after, refused=refused)
+        if isinstance(error, BreakerOpen):
+            return await self._give_back(held, error.message, SOON, refused=False)
+        wait = LONGEST_BACK if isinstance(error, BudgetSpent) else error.retry_after or MICRO
+        refused = isinstance(error, UpstreamFault)
+        return await self._give_back(held, error.message, wait, refused=refused)
 
     async def _replied(self, run: Run, reply: Reply) -> bool | None:
         """A head came: an answer to be stored, or word to come back."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_REPLY = 32 * 1024 * 1024
 """Bytes of a reply that are stored."""
+MAX_KEPT = 512 * 1024 * 1024
+"""Bytes of all replies that are being received."""
 MAX_FOLLOWERS = 1_000
 
 
@@ -45,6 +47,7 @@ class Run:
         held: Under its claim.
         head: Status and headers, once they are known to be the answer's.
         chunks: Bytes of the answer so far.
+        size: Bytes read for it.
         over: Nothing more will come; the store says how it ended.
         task: Who executes it.
     """
@@ -52,6 +55,7 @@ class Run:
     held: Held
     head: tuple[int, list[tuple[bytes, bytes]]] | None = None
     chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
     over: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -66,6 +70,7 @@ class Followers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._kept = 0
         self.leaving = False
 
     @property
@@ -78,6 +83,12 @@ class Followers:
         self.leaving = True
         for hold in list(self._waiting):
             self.changed(hold)
+
+    def over(self, run: Run) -> None:
+        """The execution has ended, and its row says how."""
+        self._kept -= run.size
+        run.over = True
+        self.changed(run.held.id)
 
     def changed(self, hold: str) -> None:
         """Whoever waits for news of this hold looks again."""
@@ -142,16 +153,25 @@ class Followers:
             await reply.close(end)
         return Message(headers=headers, body=body, status=reply.status), broken
 
+    def _weighed(self, run: Run, size: int) -> Broken | None:
+        """The bytes are counted; why there are too many, if so."""
+        run.size += size
+        self._kept += size
+        if run.size > MAX_REPLY:
+            return Broken("reply_too_large", f"The reply is larger than {MAX_REPLY} bytes.")
+        if self._kept > MAX_KEPT:
+            return Broken("replies_too_large", "Replies of held calls fill their memory.")
+        return None
+
     async def _chunks(self, run: Run, reply: Reply) -> Broken | None:
         """The body is in `run.chunks` as far as it came; why it broke off."""
-        size = 0
         try:
             async for chunk in reply.source.chunks():
                 for tap in reply.taps:
                     tap(chunk)
-                size += len(chunk)
-                if size > MAX_REPLY:
-                    return Broken("reply_too_large", f"The reply is larger than {MAX_REPLY} bytes.")
+                broken = self._weighed(run, len(chunk))
+                if broken is not None:
+                    return broken
                 run.chunks.append(chunk)
                 self.changed(run.held.id)
         except TransportFault as fault:

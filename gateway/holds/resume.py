@@ -306,9 +306,11 @@ class Resuming:
         ramp = self._ramps.setdefault(model, Ramp(now))
         room = ramp.room(now=now, rate=rules.rate, widest=rules.at_once)
         room = min(room, self.width(model) - ramp.running, MAX_RUNNING - len(self._runs))
-        if room <= 0 or self._running_bytes >= MAX_RUNNING_BYTES:
+        left = MAX_RUNNING_BYTES - self._running_bytes
+        if room <= 0 or left <= 0:
             return
-        for held, request in await self.store.claim(model, limit=room, now=now):
+        found = await self.store.claim(model, limit=room, now=now, most_bytes=left)
+        for held, request in found:
             run = self._runs[held.id] = Run(held)
             ramp.started()
             self._running_bytes += held.bytes
@@ -341,9 +343,8 @@ class Resuming:
         finally:
             self._running_bytes -= held.bytes
             self._runs.pop(held.id, None)
-            run.over = True
+            self.followers.over(run)
             self._learn(ramp, served)
-            self.followers.changed(held.id)
             self._wake.set()
 
     def _learn(self, ramp: Ramp, served: bool | None) -> None:  # noqa: FBT001 - private

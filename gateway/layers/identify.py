@@ -134,7 +134,8 @@ def identify_again(*, clock: Clock) -> Layer:
             call.principal = principal
             tier = call.tier = call.snapshot.tier(max(who.tier, rule.tier_cap))
             call.session = session_of(call.headers, call.fields)
-            call.deadline = min(who.until, call.received + tier.max_wait)
+            longest = tier.max_wait if rule.max_wait is None else min(tier.max_wait, rule.max_wait)
+            call.deadline = min(who.until, call.received + longest)
             detail = f"{principal.agent} tier {tier.number}"
             call.notes.append(VerdictNote("identify", "again", rule.because, call.received, detail))
             check_model(call, principal)

@@ -1,4 +1,4 @@
-"""Circuit breaker of the rung now tried (`admission.md` §13); it is what publishes holds later.
+"""Circuit breaker of the rung now tried (`admission.md` §13). Calls to be held leave it at once.
 
 Outside admit: nobody queues for an open breaker. With a rung left the call goes there at once;
 without one it waits here, holding nothing, until the breaker lets somebody through or its deadline

@@ -176,11 +176,14 @@ class HeldCalls(Protocol):
         """Cancel a call whose `keep` was asked for before and whose caller did not wait."""
         ...
 
-    async def claim(self, model: str, *, limit: int, now: Micros) -> list[tuple[Held, Message]]:
+    async def claim(
+        self, model: str, *, limit: int, now: Micros, most_bytes: int = 1 << 62
+    ) -> list[tuple[Held, Message]]:
         """The first of its open calls by (tier, age), now in the asker's hands under a new epoch.
 
-        Only what may go now: `not_before` and deadline are respected. A claim is safe from other
-        processes because only the owner of the store may claim (`own`).
+        At most `limit`, and together at most `most_bytes` large, but one in any case. Only what
+        may go now: `not_before` and deadline are respected. A claim is safe from other processes
+        because only the owner of the store may claim (`own`).
         """
         ...
 

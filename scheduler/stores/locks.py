@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NETWORK = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "9p", "fuse.sshfs", "fuse.s3fs")
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "fuse.sshfs", "fuse.s3fs")
 )  # fmt: skip
 """File systems on which locks or `mmap` do not do what WAL needs."""
 

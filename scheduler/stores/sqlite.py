@@ -309,13 +309,19 @@ class SqliteStore:
 
     # --- executing --------------------------------------------------------------------------------
 
-    async def claim(self, model: str, *, limit: int, now: Micros) -> list[tuple[Held, Message]]:
+    async def claim(
+        self, model: str, *, limit: int, now: Micros, most_bytes: int = 1 << 62
+    ) -> list[tuple[Held, Message]]:
         """See `HeldCalls`."""
 
         def claim(db: sqlite3.Connection) -> list[tuple[Held, Message]]:
             asked = {"model": model, "limit": limit, "now": now}
-            found = []
+            found: list[tuple[Held, Message]] = []
+            left = most_bytes
             for row in db.execute(self._sql["next_open"], asked).fetchall():
+                left -= row["bytes"]
+                if found and left < 0:
+                    break
                 db.execute(self._sql["claim"], {"id": row["id"]})
                 body = db.execute(self._sql["body"], {"id": row["id"], "part": "request"})
                 found.append((self._row(db, row["id"]), _message(body.fetchone())))

@@ -1,3 +1,5 @@
+-- No STRICT tables: SQLite 3.34 is what some systems have beneath Python 3.11.
+--
 -- Calls kept until a breaker closes. States and their legal changes stand in holds.py; the trigger
 -- refuses leaving a final state, whoever asks. Bodies have a table of their own, so that the rows
 -- that are scanned stay small.
@@ -40,7 +42,7 @@ CREATE TABLE held_call (
   push_tries INTEGER NOT NULL DEFAULT 0,
   push_state TEXT NOT NULL DEFAULT '' CHECK (push_state IN ('', 'pending', 'delivered', 'failed')),
   bytes      INTEGER NOT NULL
-) STRICT;
+);
 
 CREATE INDEX held_call_open ON held_call (model, tier, seq) WHERE state = 'open';
 CREATE INDEX held_call_deadline ON held_call (deadline) WHERE state = 'open';
@@ -57,13 +59,13 @@ CREATE TABLE held_body (
   headers TEXT NOT NULL,
   body    BLOB NOT NULL,
   PRIMARY KEY (id, part)
-) STRICT;
+);
 
 CREATE TABLE held_total (
   one   INTEGER PRIMARY KEY CHECK (one = 1),
   calls INTEGER NOT NULL,
   bytes INTEGER NOT NULL
-) STRICT;
+);
 
 INSERT INTO held_total VALUES (1, 0, 0);
 

@@ -22,7 +22,7 @@ SELECT * FROM held_call WHERE dedupe = :dedupe;
 SELECT * FROM held_call WHERE id = :id;
 
 -- name: next_open
-SELECT id FROM held_call
+SELECT id, bytes FROM held_call
 WHERE state = 'open' AND model = :model AND not_before <= :now AND deadline > :now
 ORDER BY tier, seq LIMIT :limit;
 
