@@ -173,6 +173,11 @@ def run_serve(options: argparse.Namespace) -> None:
     from gateway.settings import default_policy
 
     settings = read_settings()
+    if settings.redis_url:
+        fail(
+            "TIDEGATE_REDIS_URL names a shared store, which this version does not have yet: this "
+            "process would count for itself alone. Unset it and start one process."
+        )
     if options.command == "dev":
         options.policy = default_policy()
     changes = {

@@ -133,3 +133,8 @@ def test_a_websocket_that_is_refused_is_one_line_of_the_log(tmp_path: Path) -> N
 
     _, log = started(then=upgrade, TIDEGATE_STATE_DIR=str(tmp_path))
     assert [line["event"] for line in log] == ["refused_early", "stopping", "drained"]
+
+
+def test_a_shared_store_that_would_not_be_used_is_refused() -> None:
+    done = run("serve", TIDEGATE_REDIS_URL="redis://127.0.0.1:6379")
+    assert "TIDEGATE_REDIS_URL" in said(done)
