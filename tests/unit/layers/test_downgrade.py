@@ -1,81 +1,138 @@
-"""Which rungs a call may take: never another model for a dialect, each rung once, all said."""
-
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
-from gateway.call import Call, Dialect, Estimate, Family, Fields, Principal
-from gateway.errors import NoSuchRoute
-from gateway.layers.downgrade import rungs_for
-from gateway.layers.estimate import first_of
-from gateway.layers.models import visible
-from gateway.snapshot import AgentRule
-from tests.unit.policy.sample import snapshot
+from gateway.call import End, Kind
+from gateway.errors import BreakerOpen, DeadlinePassed, NeverFits, QueueFull, UpstreamTimeout
+from gateway.layers.downgrade import Downgrading, rungs_for
+from gateway.snapshot import Tier
+from tests.sim.loop import run
+from tests.unit.layers.ground import answering, deployment, made, reply, the_clock
 
-POLICY = """\
-version: 1
-providers:
-  an: {kind: anthropic, base_url: "http://127.0.0.1:9", keys: [{id: a, value: none}]}
-  oa: {kind: openai, base_url: "http://127.0.0.1:9", keys: [{id: a, value: none}]}
-  both:
-    kind: other
-    dialects: [openai, anthropic]
-    base_url: http://127.0.0.1:9
-    keys: [{id: a, value: none}]
-models:
-  big: {provider: an, pool: per_model, ladder: [small]}
-  twin: {provider: an, pool: per_model, also: [{provider: oa, pool: per_model}], ladder: [small]}
-  small: {provider: both, pool: per_model}
-agents:
-  dev:
-    keys: [{key: "${DEV_KEY}"}]
-"""
-SNAPSHOT = snapshot(POLICY)
+FIRST = deployment("up/m", context_window=100_000, capabilities=frozenset({"tools", "streaming"}))
+SMALL = deployment(
+    "up/small", context_window=100_000, capabilities=frozenset({"tools", "streaming"}),
+    upstream_model="small", because="models.m.ladder[0]",
+)  # fmt: skip
+TINY = deployment("up/tiny", context_window=50, capabilities=frozenset())
 
 
-def call(model: str, family: Family, *headers: tuple[bytes, bytes]) -> Call:
-    dialect = Dialect.CHAT if family is Family.OPENAI else Dialect.MESSAGES
-    made = Call(
-        id="c1", dialect=dialect, family=family, method="POST", path="/", target=b"/",
-        headers=list(headers), snapshot=SNAPSHOT, received=7,
-    )  # fmt: skip
-    made.fields = Fields(model=model)
-    made.model = SNAPSHOT.model(model)
-    rule = AgentRule(id="dev", tenant="t")
-    made.principal = Principal(id="key:dev", agent="dev", tenant="t", rule=rule)
-    made.estimate = Estimate(input=10, output=10)
-    return made
+def layer():
+    async def re_estimate(call, rung):
+        call.deployment = rung
+
+    return Downgrading(clock=the_clock(), re_estimate=re_estimate)
 
 
-def rungs(made: Call) -> list[str]:
-    made.deployment = first_of(made)
-    return [rung.id for rung in rungs_for(made)]
+def headers(call) -> dict[bytes, bytes]:
+    return dict(call.extra_headers)
 
 
-@pytest.mark.parametrize("wish", [(), ((b"tidegate-downgrade", b"never"),)])
-def test_a_dialect_that_a_model_does_not_speak_is_refused_and_not_served_by_another(wish):
-    with pytest.raises(NoSuchRoute, match="'big' is not served in the openai dialect"):
-        first_of(call("big", Family.OPENAI, *wish))
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        BreakerOpen("open"),
+        NeverFits("never"),
+        QueueFull("full"),
+        UpstreamTimeout("slow"),
+        Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH,
+    ],
+)  # fmt: skip
+def test_what_another_rung_may_mend_goes_to_it(outcome):
+    async def main():
+        bad = reply(503, kind=outcome) if isinstance(outcome, Kind) else outcome
+        good = reply()
+        call = made(rungs=(FIRST, SMALL))
+        assert await layer()(answering(bad, good))(call) is good
+        assert call.deployment is SMALL
+        assert headers(call)[b"tidegate-model-requested"] == b"m"
+        assert headers(call)[b"tidegate-downgrade-reason"]
+        if isinstance(outcome, Kind):
+            assert bad.ended is End.FAILED  # its permits are back before the next rung asks
+
+    run(main())
 
 
-def test_the_list_of_models_names_those_only_that_would_be_served():
-    assert [one.name for one in visible(call("small", Family.OPENAI))] == ["twin", "small"]
-    assert [one.name for one in visible(call("small", Family.ANTHROPIC))] == [
-        "big", "twin", "small",
-    ]  # fmt: skip
+def test_a_callers_own_fault_is_its_own_on_every_rung():
+    async def main():
+        bad = reply(400, kind=Kind.CALLER)
+        inner = answering(bad)
+        assert await layer()(inner)(made(rungs=(FIRST, SMALL))) is bad
+        assert len(inner.seen) == 1
+
+    run(main())
 
 
-def test_a_ladder_begins_at_the_rung_that_speaks_the_dialect_and_tries_each_once():
-    assert rungs(call("twin", Family.ANTHROPIC)) == ["an/twin", "both/small"]
-    assert rungs(call("twin", Family.OPENAI)) == ["oa/twin", "both/small"]
+def test_a_deadline_that_has_passed_is_not_mended_elsewhere():
+    async def main():
+        inner = answering(DeadlinePassed("late"))
+        with pytest.raises(DeadlinePassed):
+            await layer()(inner)(made(rungs=(FIRST, SMALL)))
+        assert len(inner.seen) == 1
+
+    run(main())
 
 
-def test_a_rung_that_is_passed_over_is_told_with_a_time_within_the_call():
-    made = call("twin", Family.OPENAI)
-    rungs(made)
-    assert [(note.verdict, note.at) for note in made.notes] == [("skip", 7)]
-    assert "an/twin does not speak the openai dialect" in made.notes[0].detail
+def test_the_last_rungs_refusal_is_what_the_caller_hears():
+    async def main():
+        last = BreakerOpen("both are away")
+        with pytest.raises(BreakerOpen, match="both"):
+            await layer()(answering(BreakerOpen("first"), last))(made(rungs=(FIRST, SMALL)))
+
+    run(main())
 
 
-def test_a_caller_that_wants_no_other_model_gets_its_own_rung():
-    assert rungs(call("twin", Family.OPENAI, (b"tidegate-downgrade", b"never"))) == ["oa/twin"]
+def test_a_rung_that_cannot_serve_the_call_is_skipped_with_its_reason():
+    async def main():
+        call = made(rungs=(FIRST, TINY, SMALL))
+        assert rungs_for(call) == [FIRST, SMALL]
+        skipped = [note for note in call.notes if note.verdict == "skip"]
+        assert len(skipped) == 1
+        assert skipped[0].detail
+
+    run(main())
+
+
+def test_inner_layers_know_how_many_rungs_are_left():
+    async def main():
+        left = []
+
+        async def inner(call):
+            left.append(call.rungs_left)
+            return reply(500, kind=Kind.FAULT)
+
+        await layer()(inner)(made(rungs=(FIRST, SMALL)))
+        assert left == [1, 0]
+
+    run(main())
+
+
+def test_places_of_one_pool_mean_nothing_in_another():
+    async def main():
+        call = made(rungs=(FIRST, SMALL))
+        call.tags = {"pool:a": 5}
+        await layer()(answering(BreakerOpen("open"), reply()))(call)
+        assert call.tags is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["header", "model", "tier", "previous"])
+def test_whoever_refuses_another_model_gets_none(how):
+    async def main():
+        headers = [(b"tidegate-downgrade", b" Never ")] if how == "header" else []
+        call = made(rungs=(FIRST, SMALL), headers=headers)
+        if how == "model":
+            call.model = replace(call.model, downgrade="never")
+        elif how == "tier":
+            call.tier = Tier(name="t", number=2, downgrade=False)
+        elif how == "previous":
+            call.fields = replace(call.fields, previous_response_id="resp_1")
+        inner = answering(BreakerOpen("open"))
+        with pytest.raises(BreakerOpen):
+            await layer()(inner)(call)
+        assert len(inner.seen) == 1
+
+    run(main())
