@@ -12,10 +12,12 @@ from gateway.call import Bytes, End, HeldCall, Kind, Reply
 from gateway.clock import LoopClock
 from gateway.errors import (
     BreakerOpen,
+    BudgetSpent,
     DeadlinePassed,
     Draining,
     Forbidden,
     NeverFits,
+    QueueFull,
     StoreConflict,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -46,6 +48,7 @@ class Ended:
     returned: list[Held] = field(default_factory=list)
     run: Run | None = None
     body: bytes | None = None
+    began: int = 0
 
 
 class Quick(LoopClock):
@@ -86,6 +89,7 @@ def execute(
 
             executing.service = service
             said.run = Run(held)
+            said.began = clock.now()
             task = asyncio.ensure_future(executing(said.run, request))
             if meanwhile is not None:
                 await meanwhile(store, held, task)
@@ -203,6 +207,26 @@ def test_a_refusal_before_the_mark_that_says_not_now_sends_the_call_back(error):
 
     said = execute(service, marked=False)
     assert (state(said), said.served) == (State.OPEN, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "micros"),
+    [
+        (BreakerOpen("open", retry_after=30 * MICRO), 100_000),
+        (DeadlinePassed("queue"), MICRO),
+        (QueueFull("full", retry_after=3 * MICRO), 3 * MICRO),
+        (QueueFull("full", retry_after=3_600 * MICRO), 60 * MICRO),
+        (BudgetSpent("spent"), 60 * MICRO),
+    ],
+    ids=["breaker", "deadline", "queue", "long queue", "budget"],
+)
+def test_what_goes_back_stays_back_long_enough_not_to_spin(error, micros):
+    async def service(call: HeldCall) -> Reply:
+        raise error
+
+    said = execute(service, marked=False)
+    assert said.row is not None
+    assert 0 <= said.row.not_before - said.began - micros < MICRO
 
 
 def test_a_request_that_cannot_be_read_any_more_is_refused():

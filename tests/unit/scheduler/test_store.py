@@ -311,3 +311,15 @@ def test_a_closed_store_says_so_and_closing_twice_is_nothing():
 
     with memory_store() as store:
         asyncio.run(scenario(store))
+
+
+@with_store
+async def test_a_batch_is_bounded_in_bytes_and_takes_one_in_any_case(store):
+    for number in range(4):
+        await store.keep(new_hold(number), limits=WIDE)
+    size = new_hold().request.size
+    sizes = [
+        len(await store.claim("m", limit=9, now=NOW, most_bytes=most))
+        for most in (1, 2 * size, 9 * size)
+    ]
+    assert sizes == [1, 2, 1]
