@@ -29,7 +29,7 @@ from gateway.clock import LoopClock
 from gateway.edge import Edge, Hooks
 from gateway.errors import PolicyError
 from gateway.identity import dev_key
-from gateway.machine import Machine
+from gateway.machine import Machine, missing_vocabulary
 from gateway.pipeline import pipeline
 from gateway.policy.watch import Files, PolicyWatch
 from gateway.status import View
@@ -160,6 +160,9 @@ class Gateway:
     async def _serve(self, environment: dict[str, str]) -> None:
         clock = self._clock
         watch = PolicyWatch(Files(self._path, env=environment), clock=clock)
+        missing = missing_vocabulary(watch.current, self._settings.vocabulary_dir)
+        if missing:
+            raise ValueError(f"the policy says `tokenizer: required`, and {missing}")
         where = addresses(self._settings, watch.current)
         sockets = [
             serving.bind(*where[0], what="data listener", variable="TIDEGATE_PORT"),

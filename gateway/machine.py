@@ -36,7 +36,7 @@ from gateway.resilience.budget import RetryBudget
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.traces import open_spans
-from gateway.tokens import Counter, Vocabulary
+from gateway.tokens import Counter, Missing, Vocabulary
 from gateway.upstream import AiohttpTransport
 from gateway.webhooks import Webhooks
 from scheduler import api as scheduler
@@ -44,6 +44,7 @@ from scheduler import api as scheduler
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Mapping
+    from pathlib import Path
 
     from gateway.call import Call
     from gateway.clock import LoopClock
@@ -71,6 +72,17 @@ def encodings(snapshot: Snapshot) -> tuple[str, ...]:
         for deployment in model.deployments
     }
     return tuple(sorted(found | {"o200k_base"}))
+
+
+def missing_vocabulary(snapshot: Snapshot, folder: Path) -> str:
+    """Why a policy that requires exact counts cannot have them here; "" where it can."""
+    if snapshot.tokenizer != "required":
+        return ""
+    for encoding in encodings(snapshot):
+        opened = Vocabulary(folder).open(encoding)
+        if isinstance(opened, Missing):
+            return opened.warning
+    return ""
 
 
 def secrets_of(snapshot: Snapshot) -> list[str]:

@@ -138,3 +138,18 @@ def test_a_websocket_that_is_refused_is_one_line_of_the_log(tmp_path: Path) -> N
 def test_a_shared_store_that_would_not_be_used_is_refused() -> None:
     done = run("serve", TIDEGATE_REDIS_URL="redis://127.0.0.1:6379")
     assert "TIDEGATE_REDIS_URL" in said(done)
+
+
+def test_a_policy_that_requires_exact_counts_is_not_served_with_estimates(tmp_path: Path) -> None:
+    default = EXAMPLES.parent / "default.yaml"
+    policy = tmp_path / "policy.yaml"
+    text = default.read_text()
+    assert "\ntokenizer: preferred" in text
+    policy.write_text(text.replace("\ntokenizer: preferred", "\ntokenizer: required"))
+    done = run(
+        "serve", "--port=0", "--admin-port=0", "--policy", str(policy),
+        TIDEGATE_STATE_DIR=str(tmp_path / "state"), TIDEGATE_VOCABULARY_DIR=str(tmp_path / "none"),
+        TIKTOKEN_CACHE_DIR="",
+    )  # fmt: skip
+    assert "tokenizer: required" in said(done)
+    assert "ready" not in done.stdout
