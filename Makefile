@@ -9,7 +9,7 @@ run: $(VENV)/.ready
 	@$(BIN)/tidegate serve
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 integration: $(VENV)/.ready
 	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients"
