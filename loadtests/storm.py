@@ -4,9 +4,9 @@ Real clients: the openai SDK with its two retries, against provider emulators of
 called directly and one through the gateway, at the same time. Two scenes each.
 
     always_429   every request is refused with a Retry-After of 1 s, as by a provider that is out of
-                 quota for longer than anybody waits; 400 calls within 8 s that wait 6 s at most.
+                 quota for longer than anybody waits; 300 calls within 6 s that wait 4 s at most.
                  What counts is `upstream_per_call`: direct it is 3, the call and its two repeats.
-    herd         120 clients start at the same instant and ask for four thirds of what a bucket of a
+    herd         120 clients start at the same instant and ask for six fifths of what a bucket of a
                  minute holds; refused requests count against the request limit, as with real
                  providers. What counts are `provider_429`, the peak and `completion`: the share of
                  calls that got an answer.
@@ -34,13 +34,13 @@ import openai
 from loadtests import emulated, governed, measure
 from loadtests.measure import say
 
-CALLS = 400
-ARRIVE_S = 8.0
+CALLS = 300
+ARRIVE_S = 6.0
 CLIENTS = 120
 WARM = 12
 """Calls of the herd's model before it starts: the gateway has learned how this provider counts."""
 RETRIES = 2
-HERD_TPM = 180_000
+HERD_TPM = 200_000
 HERD_RPM = 900
 PER_CLIENT = 20
 """Calls that share one HTTP client: its pool is quadratic in them."""
@@ -59,7 +59,7 @@ pools:
     accounting: realtime
   herd:
     provider: emulator
-    limits: {rpm: 900, tpm: 180k}
+    limits: {rpm: 900, tpm: 200k}
     shape: bucket
     accounting: realtime
 models:
@@ -67,7 +67,7 @@ models:
   gpt-4o-mini: {provider: emulator, pool: herd, context_window: 128_000}
 tiers:
   interactive: {number: 1, max_wait: 50s}
-  standard: {number: 2, max_wait: 6s}
+  standard: {number: 2, max_wait: 4s}
   batch: {number: 3, max_wait: 10s}
 fairness: agent
 agents:
