@@ -43,9 +43,10 @@ from scheduler import api as scheduler
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from pathlib import Path
 
+    from gateway.admission.core import PoolSpec
     from gateway.call import Call
     from gateway.clock import LoopClock
     from gateway.policy.watch import PolicyWatch
@@ -83,6 +84,22 @@ def missing_vocabulary(snapshot: Snapshot, folder: Path) -> str:
         if isinstance(opened, Missing):
             return opened.warning
     return ""
+
+
+PROBE_NAME = "x"
+"""A concrete name for each pattern: what a family's models share is the same for all of them."""
+
+
+def pools_of(snapshot: Snapshot) -> Iterator[PoolSpec]:
+    """The pools of this policy that can be named without a call, some of them more than once."""
+    named = [pattern.make(PROBE_NAME) for pattern in snapshot.patterns]
+    for model in (*snapshot.models.values(), *named):
+        for deployment in model.deployments:
+            yield from deployment.pools
+    for provider in snapshot.providers.values():
+        yield from (*provider.passthrough_pools, *provider.count_tokens_pools)
+    for agent in snapshot.agents.values():
+        yield from (*agent.pools, *agent.tenant_pools)
 
 
 def secrets_of(snapshot: Snapshot) -> list[str]:
@@ -272,6 +289,8 @@ class Machine:
         self.log.level = self._level or new.logs.level
         self.credentials.health.clear()
         self.breakers.renew()
+        for pool in pools_of(new):
+            self.store.follow(pool)
         if self.spawn is not None:
             # Pools of upstreams that are gone close when the last call pinned to them ends.
             self.spawn(self.transport.keep({one.base_url for one in new.providers.values()}))

@@ -208,6 +208,18 @@ class LocalStore:
             reply = held.core.tick(self._clock.now(), held.caller, signals=(foreign,))
             self._after(held, reply)
 
+    def follow(self, spec: PoolSpec) -> None:
+        """A newer policy's rules hold for a pool that is alive, and free whom they free.
+
+        The next caller would bring them; without one, those who wait would wait by the old rules.
+        """
+        pool = self._pools.get(spec.name)
+        if pool is None or spec.revision <= pool.core.spec.revision:
+            return
+        now = self._clock.now()
+        pool.core.reconfigure(now, spec)
+        self._after(pool, pool.core.tick(now, pool.caller))
+
     def view(self, pool: str) -> PoolView | None:
         """A look at one pool as of now, or None if it is not alive."""
         held = self._pools.get(pool)
