@@ -437,6 +437,8 @@ class Instance:
         native.dll.wasm_byte_vec_delete(ctypes.byref(message))
         native.dll.wasm_trap_delete(trap)
         kind = TRAPS[code.value] if known and code.value < len(TRAPS) else "other"
+        if native.dll.wasmtime_context_has_exception(self._context):
+            kind = "exception"
         return Ended(trap=kind, message=text[:2_000])
 
     def close(self) -> None:

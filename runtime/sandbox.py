@@ -30,6 +30,7 @@ from runtime.clock import cpu_us
 from runtime.engine import HALT, VERSION, Program
 from runtime.errors import SnapshotMismatch
 from runtime.instrument import checks
+from runtime.instrument.exceptions import FLYING
 from runtime.snapshot import Identity, Image, fits
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ class Loaded:
     identity: Identity
     globals: tuple[str, ...]
     main: str
+
+    @property
+    def throws(self) -> bool:
+        """Its exceptions were lowered."""
+        return FLYING in self.program.exports
 
     @property
     def plan(self) -> tuple[str, ...]:
@@ -282,6 +288,8 @@ class Sandbox:
                 return self._trapped(ended)
             if self._mode == UNWINDING:
                 return self._unwound()
+            if self.loaded.throws and self._instance.bits(FLYING)[1]:
+                return Trapped("exception", "an exception left the entry point")
             if last:
                 return Finished(ended.values)
             self.step += 1

@@ -14,7 +14,8 @@ LLVM gives `setjmp` and cleanups:
 Every other shape is refused as `unsupported:exceptions`. Binaryen's own way, npm's newer library
 and its legacy form, would bring a second package manager; see docs/adr/0022.
 
-Weakness: an exception that leaves the entry point ends it as if it had returned zeros.
+An exception that leaves the entry point is a trap there as well: the host looks at the exported
+flag.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ ZEROS: Final = {
     0x7D: b"\x43" + bytes(4),
     0x7C: b"\x44" + bytes(8),
 }
+FLYING: Final = "__exc"
+"""Exported: the host looks whether an exception left the entry point."""
 RETURN, UNREACHABLE = b"\x0f", b"\x00"
 
 
@@ -85,6 +88,16 @@ def lower(module: Module) -> bytes:
         + b"".join(bytes([kind]) + b"\x01" + ZEROS[kind] + b"\x0b" for kind in added)
     )
     parts.pop(form.TAG, None)
+    exports = Reader(parts.get(form.EXPORT, b"\0"))
+    name = FLYING.encode()
+    parts[form.EXPORT] = (
+        uleb(exports.u32() + 1)
+        + exports.data[exports.at :]
+        + uleb(len(name))
+        + name
+        + b"\x03"
+        + uleb(own.flying)
+    )
     throwing = may_throw(module)
     bodies = []
     for number, body in enumerate(module.bodies):

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from runtime.instrument.cache import Cache
 
-INSTRUMENTER: Final = "2"
+INSTRUMENTER: Final = "3"
 """Raised whenever a module would come out different: running tasks stay on their old one."""
 CHILD_SECONDS: Final = 300
 CHILD_CPU: Final = 120
@@ -313,6 +313,10 @@ def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     _say(stage="decode")
     module = decode.decode(plain, limits)
     (folder / "reference.wasm").write_bytes(checks.reference(module))
+    if any(one.name == exceptions.FLYING for one in module.exports):
+        raise ModuleRefused(
+            "unsupported:reserved-name", f"the export {exceptions.FLYING!r} is the host's"
+        )
     if "exceptions" in module.features:
         module = decode.decode(exceptions.lower(module), limits)
     checks.gate(module, adapters=ADAPTERS, wasi=frozenset(FUNCTIONS))

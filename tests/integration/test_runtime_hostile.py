@@ -278,6 +278,31 @@ def test_a_start_function_that_calls_the_host_is_tested_and_told_apart(tmp_path)
     assert made.report["self_test"]["checks"] >= 300
 
 
+def test_one_stop_is_one_stop(hostile):
+    sandbox = new(hostile["run"], FLOOD, 50)
+    sandbox.ask_to_yield()
+    assert sandbox.run() == Preempted()
+    assert sandbox.run() == Finished((0,)), "the flag was cleared by the yield"
+
+
+def test_signaling_nans_in_globals_survive_a_move(engine, tmp_path):
+    text = """(module (memory 1)
+      (global $d (mut f64) (f64.const 0)) (global $f (mut f32) (f32.const 0))
+      (func (export "run") (result i64)
+        i64.const 0x7ff0deadbeef0001 f64.reinterpret_i64 global.set $d
+        i32.const 0x7f80beef f32.reinterpret_i32 global.set $f
+        (loop $l)
+        global.get $d i64.reinterpret_f64
+        global.get $f i32.reinterpret_f32 i64.extend_i32_u i64.xor))"""
+    module = engine.compile(instrumented(text, tmp_path / "job"))
+    program = load(engine, module, plain_hash="p", module_hash="m", main="run")
+    sandbox = new(program)
+    sandbox.ask_to_yield()
+    assert sandbox.run() == Preempted()
+    sandbox = moved(program, sandbox)
+    assert sandbox.run() == Finished((0x7FF0_DEAD_BEEF_0001 ^ 0x7F80_BEEF,))
+
+
 def test_a_long_reply_is_read_on_with_reply_rest(hostile):
     sandbox = new(hostile["ask"], 96, 44, 2_000, 8)
     assert isinstance(sandbox.run(), Waiting)

@@ -37,6 +37,7 @@ AGENT = """
       i32.const 16 i32.const 44 i32.const 2000 i32.const 500 call $host
       i64.extend_i32_u global.get $sum i64.add i32.const 2006 i64.load i64.add global.set $sum
       local.get 1 i32.const 1 i32.add local.tee 1 i32.const 5 i32.lt_u br_if $l)
+    i32.const 80 i32.const 38 i32.const 2000 i32.const 50 call $host drop
     global.get $sum))
 """
 
