@@ -69,7 +69,7 @@ class Followers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[bool]]] = {}
         self._kept = 0
         self.leaving = False
 
@@ -94,20 +94,20 @@ class Followers:
         """Whoever waits for news of this hold looks again."""
         for future in self._waiting.pop(hold, ()):
             if not future.done():
-                future.set_result(None)
+                future.set_result(True)
 
-    async def news(self, hold: str, most: Micros) -> None:
-        """Returns at the next change of the hold that this process makes, or after that time."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def news(self, hold: str, most: Micros) -> bool:
+        """Whether this process has changed the hold, within that time."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(hold, []).append(future)
 
         def due() -> None:
             if not future.done():
-                future.set_result(None)
+                future.set_result(False)
 
         timer = self._clock.after(most, due)
         try:
-            await future
+            return await future
         finally:
             timer.cancel()
             rest = self._waiting.get(hold)
@@ -125,10 +125,8 @@ class Followers:
                 yield run.chunks[seen - 1]
             elif run.over or self.leaving:
                 return
-            else:
-                await self.news(run.held.id, most)
-                if seen == len(run.chunks) and not run.over:
-                    yield b""
+            elif not await self.news(run.held.id, most):
+                yield b""
 
     async def read(self, run: Run, reply: Reply) -> tuple[Message, Broken | None]:
         """The whole reply, shown to followers as it comes; with it, why it is no answer, if so.

@@ -718,8 +718,12 @@ def test_results_and_alerts_are_pushed_signed_and_only_where_policy_allows():
                 assert value["response"]["body"] == done.json()
                 assert all(verified(headers, body) for headers, body in receiver.got)
                 await until(lambda: receiver.of("hold.over"))
-                status = (await get(place, path + "/status")).json()
-                assert status["webhook"] == "delivered"
+
+                async def delivered() -> bool:
+                    status = (await get(place, path + "/status")).json()
+                    return status["webhook"] == "delivered"
+
+                await until(delivered)
                 # The provider never hears of our webhook.
                 one = place.upstream.exchanges("pushed")[-1]
                 assert b"tidegate-webhook" not in one.request.raw
