@@ -349,6 +349,21 @@ class Bytes:
         """Nothing to give back."""
 
 
+_NOTHING = Bytes(b"")
+
+
+class Edit(Protocol):
+    """A named edit of a stream: bytes in, the client's bytes out, never across a wait."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What the client may see now."""
+        ...
+
+    def rest(self) -> bytes:
+        """What is still held, at the end."""
+        ...
+
+
 class Reply:
     """An answer under way: a head, a source of bytes, taps beside it and what must be given back.
 
@@ -360,14 +375,15 @@ class Reply:
         spares_pool: The refusal was one credential's and another is healthy: the quota stands.
         retry_after: The provider's word to wait, in micros from the head; None without one.
         taps: Synchronous observers of every chunk, called before it is sent; they must not raise.
+        edit: What stands between the taps and the client, or None.
         terminal: Settle saw the body's terminal mark: a cut after it is no failure.
         finishing: Called once, after the last chunk and before `close`, to learn whether the body
             ended well: returns bytes to send in addition (a final error event), b"" for none.
     """
 
     __slots__ = (
-        "_closers", "_ended", "code", "finishing", "headers", "kind", "retry_after", "source",
-        "spares_pool", "status", "taps", "terminal",
+        "_closers", "_ended", "code", "edit", "finishing", "headers", "kind", "retry_after",
+        "source", "spares_pool", "status", "taps", "terminal",
     )  # fmt: skip
 
     def __init__(self, *, status: int, headers: HeaderList, source: Source) -> None:
@@ -380,6 +396,7 @@ class Reply:
         self.spares_pool = False
         self.terminal = False
         self.taps: list[Callable[[bytes], None]] = []
+        self.edit: Edit | None = None
         self.finishing: list[Callable[[End], bytes]] = []
         self._closers: list[Callable[[End], None]] = []
         self._ended: End | None = None
@@ -402,7 +419,10 @@ class Reply:
             return
         self._ended = end
         failure: Exception | None = None
-        for closer in self._closers:
+        # Closers close over their reply: dropped, because a call that is a cycle waits for the
+        # collector with all that it holds, and a seventh of its cost is being collected.
+        closers, self._closers = self._closers, []
+        for closer in closers:
             try:
                 closer(end)
             except Exception as error:  # noqa: BLE001 - raised below, once all have had their turn
@@ -413,7 +433,9 @@ class Reply:
     async def close(self, end: End) -> None:
         """Everything is given back: `finish`, then the upstream connection. Idempotent."""
         self.finish(end)
+        self.finishing.clear()
         await self.source.close(reuse=end is End.COMPLETE)
+        self.source = _NOTHING
 
 
 Service: TypeAlias = Callable[[Call], Awaitable[Reply]]

@@ -30,7 +30,7 @@ from gateway.wire.headers import coding_of, is_event_stream
 from gateway.wire.keepalive import ResponsesOpening
 
 if TYPE_CHECKING:
-    from gateway.call import HeaderList, Reply, Source
+    from gateway.call import Edit, HeaderList, Reply, Source
     from gateway.clock import Clock, Timer
     from gateway.errors import GatewayError
 
@@ -242,6 +242,8 @@ class Outlet:
             raise UpstreamMalformed(f"The upstream answered with status {reply.status}.")
         bodiless = reply.status in _BODILESS
         headers, length = framing.end_to_end(reply.headers)
+        if reply.edit is not None:
+            length = None  # its bytes are not ours to count
         self._stream = length is None and is_event_stream(headers) and not coding_of(headers)
         self.answered = True
         headers += extra
@@ -254,7 +256,7 @@ class Outlet:
             await self._last(b"")
             return End.COMPLETE
         if length is None:
-            return await self._stream_body(reply, None)
+            return await self._stream_body(reply, reply.edit)
         return await self._sized_body(reply, length)
 
     async def _relay_into(self, reply: Reply) -> End:
@@ -265,9 +267,9 @@ class Outlet:
             await self.refuse(error)
             return End.COMPLETE
         self.answered = True
-        return await self._stream_body(reply, self.opening)
+        return await self._stream_body(reply, self.opening or reply.edit)
 
-    async def _stream_body(self, reply: Reply, opening: ResponsesOpening | None) -> End:
+    async def _stream_body(self, reply: Reply, edit: Edit | None) -> End:
         """A body of unknown length, chunk by chunk."""
         taps, link = reply.taps, self.link
         fault: GatewayError | None = None
@@ -276,7 +278,7 @@ class Outlet:
             async for chunk in reply.source.chunks():
                 for tap in taps:
                     tap(chunk)
-                out = chunk if opening is None else opening.feed(chunk)
+                out = chunk if edit is None else edit.feed(chunk)
                 if out:
                     self._tail = out
                     if link is None or link.paused or self.deaf:
@@ -290,7 +292,7 @@ class Outlet:
             fault = error
         if fault is not None and reply.terminal:
             fault = None  # everything had arrived; how the upstream hung up does not matter
-        return await self._ended(reply, fault, b"" if opening is None else opening.rest())
+        return await self._ended(reply, fault, b"" if edit is None else edit.rest())
 
     async def _sized_body(self, reply: Reply, length: int) -> End:
         """A body of declared length; its last chunk goes out with the end, in one write."""
@@ -390,7 +392,8 @@ class Outlet:
             self._timer = self._clock.after(CLIENT_STALL, self._check)
 
     def unwatch(self) -> None:
-        """No callback will come."""
+        """No callback will come, and nothing here holds on to who would have heard it."""
+        self._on_stall = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

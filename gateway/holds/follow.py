@@ -163,6 +163,7 @@ class Followers:
 
     async def _chunks(self, run: Run, reply: Reply) -> Broken | None:
         """The body is in `run.chunks` as far as it came; why it broke off."""
+        edit = reply.edit
         try:
             async for chunk in reply.source.chunks():
                 for tap in reply.taps:
@@ -170,8 +171,12 @@ class Followers:
                 broken = self._weighed(run, len(chunk))
                 if broken is not None:
                     return broken
-                run.chunks.append(chunk)
-                self.changed(run.held.id)
+                kept = chunk if edit is None else edit.feed(chunk)
+                if kept:
+                    run.chunks.append(kept)
+                    self.changed(run.held.id)
+            if edit is not None:
+                run.chunks.append(edit.rest())
         except TransportFault as fault:
             if not reply.terminal:
                 return Broken("stream_cut", f"The provider broke the answer off ({fault.kind}).")

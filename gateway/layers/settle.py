@@ -27,9 +27,8 @@ from gateway.wire.stream import Tap
 from gateway.wire.upstream_refusals import classify, said_by
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
-    from gateway.call import Source
     from gateway.wire.stream import Failure, Reader
 
 MAX_ANSWER = 8 * 1024 * 1024
@@ -122,34 +121,10 @@ def unpacked(coding: str, body: bytes) -> bytes:
     return unpacking.result()
 
 
-class Filtered:
-    """A source without the usage chunk that the client did not ask for."""
-
-    __slots__ = ("_filter", "_source")
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._filter = WithoutUsage()
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The client's bytes."""
-        async for chunk in self._source.chunks():
-            kept = self._filter.feed(chunk)
-            if kept:
-                yield kept
-        rest = self._filter.rest()
-        if rest:
-            yield rest
-
-    async def close(self, *, reuse: bool) -> None:
-        """Close what is beneath."""
-        await self._source.close(reuse=reuse)
-
-
 class _Stream:
     """Reads one stream of a governed dialect."""
 
-    __slots__ = ("call", "coding", "plain", "reader", "reply", "settling")
+    __slots__ = ("call", "coding", "plain", "reader", "reply", "settling", "tap")
 
     def __init__(self, settling: Settling, call: Call, reply: Reply, reader: Reader) -> None:
         self.settling = settling
@@ -158,18 +133,17 @@ class _Stream:
         self.reader = reader
         self.coding = wire_headers.coding_of(reply.headers)
         self.plain = PlainTap()
+        self.tap: Callable[[bytes], None] | None = None
         tap = Tap(Events(), reader, orjson.loads)
         if self.coding:
             # Compressed although we asked for identity: bytes pass with their label, and a copy is
             # read at the end.
             reply.taps.append(self.plain)
         else:
-            reply.taps.append(self._tap(tap))
+            self.tap = self._tap(tap)
+            reply.taps.append(self.tap)
             if call.usage_injected:
-                # The filter stands before the taps in the byte stream; usage must be read beneath.
-                reply.taps.pop()
-                reply.source = _Tapped(reply.source, self._tap(tap))
-                reply.source = Filtered(reply.source)
+                reply.edit = WithoutUsage()  # the chunk that the client did not ask for
         reply.finishing.append(self.finishing)
         reply.on_close(self.closed)
 
@@ -217,6 +191,9 @@ class _Stream:
         """Settle: usage, end and, for an error inside the stream, its kind."""
         self._catch_up()
         reader, call, reply = self.reader, self.call, self.reply
+        if self.tap is not None:
+            reply.taps.remove(self.tap)  # it knows the reply: a cycle would wait for the collector
+            self.tap = None
         failure: Failure | None = reader.failure
         if failure is not None and reply.kind is None:
             reply.kind = classify(failure.status or 500, said_by(failure))
@@ -240,26 +217,6 @@ class _Stream:
                 estimated=True,
             )
         self.settling.record(call, reported, reader.streamed, end)
-
-
-class _Tapped:
-    """A source whose chunks are shown to a tap beneath a filter."""
-
-    __slots__ = ("_source", "_tap")
-
-    def __init__(self, source: Source, tap: Callable[[bytes], None]) -> None:
-        self._source = source
-        self._tap = tap
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The same chunks."""
-        async for chunk in self._source.chunks():
-            self._tap(chunk)
-            yield chunk
-
-    async def close(self, *, reuse: bool) -> None:
-        """Close what is beneath."""
-        await self._source.close(reuse=reuse)
 
 
 class Settling:
