@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.admission.drift import Reading, foreign_use
 from gateway.admission.profiles import Profile
-from gateway.units import MICRO, MINUTE
+from gateway.units import MICRO, MINUTE, Mode
 from gateway.wire import ratelimit_headers
 from gateway.wire.ratelimit_headers import OwnLimit
 
@@ -104,12 +104,17 @@ class OwnLimits:
         self._store = store
 
     def __call__(self, call: Call) -> list[OwnLimit]:
-        """One entry per dimension of the caller's own pools; nothing for callers without limits."""
+        """One entry per dimension of the caller's own pools; nothing for callers without limits.
+
+        A limit in shadow holds nobody back, so it is none of the caller's business either.
+        """
         principal = call.principal
         if principal is None or not principal.pools:
             return []
         out: list[OwnLimit] = []
         for spec in principal.pools:
+            if spec.mode is not Mode.ENFORCE:
+                continue
             for rule, used in self._store.standing(spec.name):
                 limit = rule.limit
                 if rule.name not in SHOWN or rule.calendar or not limit:

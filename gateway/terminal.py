@@ -148,6 +148,8 @@ def pool_lines(pools: Iterable[dict[str, Any]]) -> list[str]:
             head += f"  factor {pool['factor']:.2f}"
         if pool.get("blocked_us"):
             head += f"  blocked {span(pool['blocked_us'])}"
+        if pool.get("would_have_waited"):
+            head += f"  in shadow: {pool['would_have_waited']} would have waited"
         lines.append(head)
         for dimension in pool.get("dimensions", []):
             limit = dimension["limit"] or 1

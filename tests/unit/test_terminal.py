@@ -109,3 +109,10 @@ def test_a_port_that_cannot_be_is_refused_by_the_command_line(
     with pytest.raises(SystemExit):
         parser().parse_args(["serve", f"--port={port}"])
     assert "from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_pool_in_shadow_says_whom_it_would_have_held_back() -> None:
+    pool = {"name": "agent:lab", "in_flight": 0, "would_have_waited": 7}
+    assert "agent:lab  in flight 0  in shadow: 7 would have waited" in status_lines(
+        {"pools": [pool]}
+    )
