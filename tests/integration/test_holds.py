@@ -291,6 +291,43 @@ def test_the_same_idempotency_key_is_the_same_hold_and_another_request_under_it_
     stage.run(scenario())
 
 
+def test_calls_of_every_dialect_are_held_and_answered_in_it(healthy):
+    stage, place = healthy
+    said = [{"role": "user", "content": "needle-dialect"}]
+    asked = {
+        "/v1/messages": {"model": "gpt-4o", "max_tokens": 20, "messages": said},
+        "/v1/responses": {"model": "gpt-4o", "input": "needle-dialect", "max_output_tokens": 20},
+        "/v1/completions": {"model": "gpt-4o", "prompt": "needle-dialect", "max_tokens": 20},
+        "/v1/embeddings": {"model": "gpt-4o", "input": "needle-dialect"},
+    }
+    shapes = {"/v1/messages": "type", "/v1/responses": "object", "/v1/completions": "object",
+              "/v1/embeddings": "object"}  # fmt: skip
+
+    async def scenario() -> None:
+        await place.emulator.faults({**DOWN, "paths": ["*"]})
+        for _ in range(2):
+            await call(place, "trip", headers={"tidegate-hold": "never"})
+        paths = {}
+        for path, body in asked.items():
+            # As the SDK of that family sends its key.
+            key = {"x-api-key": place.gateway.key} if "messages" in path else {
+                "authorization": f"Bearer {place.gateway.key}"}  # fmt: skip
+            head = {**ASYNC, **key, "connection": "close", "anthropic-version": "2023-06-01"}
+            answer = await ask(place.gateway.port, request(path, body, headers=head))
+            assert answer.status == 202, (path, answer.body)
+            paths[path] = answer.header("location")
+        await place.emulator.faults()
+        for path, hold in paths.items():
+            answer = await ended(place, hold)
+            assert answer.status == 200, (path, answer.body)
+            assert answer.json()[shapes[path]]
+            assert place.gateway.key.encode() not in answer.body
+        assert answered(place, "needle-dialect") == len(asked)
+        assert not place.upstream.exchanges(place.gateway.key)
+
+    stage.run(scenario())
+
+
 def test_a_wait_that_was_preferred_ends_with_the_answer(healthy):
     stage, place = healthy
 
