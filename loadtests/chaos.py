@@ -79,8 +79,8 @@ def fault(action: str, probability: float, **more: Any) -> dict[str, Any]:
 
 EMULATOR: dict[str, Any] = {
     "limits": [],
-    "answers": {"median": 30, "sigma": 0.6, "longest": 300, "prompt_cache": False},
-    "pacing": {"first_byte": 0.05, "tokens_per_second": 400.0, "jitter": 0.5},
+    "answers": {"median": 12, "sigma": 0.6, "longest": 120, "prompt_cache": False},
+    "pacing": {"first_byte": 0.05, "tokens_per_second": 250.0, "jitter": 0.5},
     "faults": [
         fault("status", 0.01, code="rate_limit", retry_after=["ms:150"], status=429),
         fault("status", 0.006, code="overloaded", status=529),
