@@ -122,7 +122,8 @@ class Followers:
         while True:
             if seen < len(run.chunks):
                 seen += 1
-                yield run.chunks[seen - 1]
+                if run.chunks[seen - 1]:  # an empty one would sound like silence
+                    yield run.chunks[seen - 1]
             elif run.over or self.leaving:
                 return
             elif not await self.news(run.held.id, most):

@@ -29,7 +29,7 @@ def test_bytes_come_as_they_are_read_and_a_silence_is_told():
             return [piece async for piece in followers.bytes_of(one, 2 * SECOND)]
 
         hearing = asyncio.ensure_future(hear())
-        await followers.read(one, reply(b"a", b"b", 5.0, b"c"))
+        await followers.read(one, reply(b"a", b"b", 5.0, b"", b"c"))
         followers.changed(one.held.id)  # news that brings no byte is no silence
         await asyncio.sleep(1)
         followers.over(one)
