@@ -177,8 +177,7 @@ def check_request(out: Outgoing) -> None:
         raise TransportFault("malformed", sent="nothing", detail="the method is not a token")
     if _TARGET.fullmatch(out.target) is None:
         raise TransportFault("malformed", sent="nothing", detail="a forbidden byte in the target")
-    names = [pair[0] for pair in out.headers]
-    text = b"".join([pair[1] for pair in out.headers]) + b"".join(names)
+    names, text = [pair[0] for pair in out.headers], b"".join([b"%b%b" % p for p in out.headers])
     if b"\n" in text or b"\r" in text or b"\0" in text or b"" in names or b":" in b"".join(names):
         raise TransportFault("malformed", sent="nothing", detail="a header ends its own line")
 
@@ -360,9 +359,8 @@ class _Upstream:
         self._connector = _Connector(idle=idle, tls=tls)
         self._retired = False
         # One request object stands for the origin: the pool asks it where to dial and how.
-        self._origin = aiohttp.ClientRequest(
-            "GET", url.origin(), loop=asyncio.get_running_loop(), ssl=tls or True
-        )
+        loop = asyncio.get_running_loop()
+        self._origin = aiohttp.ClientRequest("GET", url.origin(), loop=loop, ssl=tls or True)
         self._connect: Micros = 0
         self._timeout = aiohttp.ClientTimeout()
 
@@ -393,7 +391,7 @@ class _Upstream:
         transport = handler.transport
         if transport is None or handler.should_close or transport.is_closing():
             return True
-        if handler.descriptor < 0 and (sock := transport.get_extra_info("socket")) is not None:
+        if handler.descriptor < 0 and (sock := transport.get_extra_info("socket")):
             handler.descriptor = sock.fileno()
         return handler.descriptor >= 0 and self._probe(handler.descriptor)
 
