@@ -255,8 +255,9 @@ class Grants:
         place = self._keep_place(spec, verdict, wait)
         if isinstance(verdict, Late):
             return DeadlinePassed(
-                f"The call waited {round(call.queue_us / MICRO)} s for {spec.name} (rule {because}) "
-                f"and its deadline came; about {_span(max(eta, MICRO))} of work is still ahead.",
+                f"The call waited {round(call.queue_us / MICRO)} s for {spec.name} "
+                f"(rule {because}) and its deadline came; about {_span(max(eta, MICRO))} of work "
+                "is still ahead.",
                 because=because, retry_after=wait, place=place,
             )  # fmt: skip
         what = "its queue is full" if verdict.full else f"the wait would be {_span(eta)}"
