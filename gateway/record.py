@@ -105,7 +105,13 @@ class Refusals:
 
     def __call__(self, call_id: str, error: GatewayError) -> None:
         """Log line and record; the caller holds nothing but the id of its answer."""
-        self._log.info("refused_early", call=call_id, code=error.code, error=error.message)
+        self._log.info(
+            "refused_early",
+            call=call_id,
+            code=error.code,
+            because=error.because,
+            error=error.message,
+        )
         record = {
             "ts": self._log.stamp(),
             "call": call_id,

@@ -42,11 +42,14 @@ def made(clock: LoopClock) -> Call:
 def test_explain_knows_a_request_that_was_refused_before_the_pipeline():
     log, decisions = Lines(), Decisions(Redactor())
     refusals = Refusals(log, decisions, lambda: PLACES)
-    refusals("c1", Unauthenticated("This gateway does not know that API key."))
+    refusals(
+        "c1", Unauthenticated("This gateway does not know that API key.", because="issuers.spire")
+    )
     shown = decisions.explain("c1")
     assert (shown["status"], shown["code"]) == (401, "invalid_api_key")
     assert shown["error"] == "This gateway does not know that API key."
-    assert [one["event"] for one in log.events] == ["refused_early"]
+    (line,) = log.events
+    assert (line["event"], line["because"]) == ("refused_early", "issuers.spire")
 
 
 def test_strangers_push_only_each_other_out():
