@@ -258,6 +258,7 @@ MOVES = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(moves=MOVES, rate=st.integers(1, 50), widest=st.integers(1, 32))
 def test_a_ramp_never_lets_more_through_than_its_width_its_bound_and_its_rate(moves, rate, widest):
     one, now, starts = Ramp(0), 0, []
@@ -277,6 +278,7 @@ def test_a_ramp_never_lets_more_through_than_its_width_its_bound_and_its_rate(mo
         assert last - first >= MICRO  # a full bucket and a second's worth
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(("served", "ended")), min_size=1, max_size=200))
 def test_a_ramp_that_is_never_refused_never_narrows(ends):
     one, width = Ramp(0), 1
