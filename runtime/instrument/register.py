@@ -31,15 +31,11 @@ from runtime import settings
 from runtime.clock import cpu_us
 from runtime.engine import Engine
 from runtime.errors import ModuleRefused
+from runtime.hostcalls import ADAPTERS, SUSPENDING
 from runtime.instrument import asyncify, checks, decode, exceptions
 from runtime.instrument import module as form
 from runtime.instrument.selftest import TEST_SECONDS, self_test
-from runtime.sandbox import (
-    ADAPTERS,
-    SUSPENDING,
-    Loaded,
-    load,
-)
+from runtime.sandbox import Loaded, load
 from runtime.wasi import FUNCTIONS
 
 if TYPE_CHECKING:

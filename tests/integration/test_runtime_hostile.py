@@ -394,6 +394,17 @@ def test_callbacks_that_fail_in_four_threads_stay_where_they_belong(hostile):
     assert seen == {n: [f"KeyError: {n}"] * 100 for n in range(4)}
 
 
+def test_only_the_engine_reaches_a_linker():
+    """Every host function passes `trampoline`, so none can raise across the boundary."""
+    room = Path(register.__file__).parents[1]
+    found = {
+        path.name
+        for path in room.rglob("*.py")
+        if any(word in path.read_text() for word in ("Linker(", "FuncType(", "callback_t("))
+    }
+    assert found == {"engine.py"}
+
+
 def test_a_child_that_dies_is_only_a_refusal(tmp_path):
     """The child dies; its last words are the refusal, and the next module is registered."""
     cache = Cache(tmp_path / "cache")
