@@ -400,7 +400,7 @@ def test_only_the_engine_reaches_a_linker():
     found = {
         path.name
         for path in room.rglob("*.py")
-        if any(word in path.read_text() for word in ("Linker(", "FuncType(", "callback_t("))
+        if any(word in path.read_text() for word in ("Linker(", "linker_define", "callback_t("))
     }
     assert found == {"engine.py"}
 
