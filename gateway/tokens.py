@@ -473,15 +473,21 @@ class Counter:
         direct = SMALL
         may_hash = HASH_INLINE
         find = self._counts.get
+        words = self._words
         encoder = self._encoders.get(encoding)
         ready = encoder if encoder is not None and not isinstance(encoder, Missing) else None
         for part in parts:
-            if part.kind is not PartKind.TEXT:
-                total += media(part, family)
+            kind = part.kind
+            if kind is not PartKind.TEXT:
+                total += part.count if kind is PartKind.OVERHEAD else media(part, family)
                 continue
             text = part.text
             length = len(text)
             if length < DIRECT:
+                known = words.get((encoding, text))
+                if known is not None:
+                    total += known
+                    continue
                 if ready is not None and length <= direct:
                     direct -= length
                     known = self._short(ready, encoding, text)
@@ -505,15 +511,12 @@ class Counter:
 
     def _short(self, encoder: Encoder, encoding: str, text: str) -> Tokens | None:
         """Tokens of a short text, counted on the spot; None where the encoder fails."""
-        word = (encoding, text) if text in ROLES else None
-        count = self._words.get(word) if word is not None else None
-        if count is None:
-            try:
-                count = len(encoder.encode_ordinary(text))
-            except FAULTS:
-                return None
-            if word is not None:
-                self._words[word] = count
+        try:
+            count = len(encoder.encode_ordinary(text))
+        except FAULTS:
+            return None
+        if text in ROLES:
+            self._words[encoding, text] = count
         return count
 
     async def local_count(
