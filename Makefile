@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := $(or $(VIRTUAL_ENV),$(UV_PROJECT_ENVIRONMENT),.venv)
 BIN := $(VENV)/bin
 
-.PHONY: run test test-all integration check fmt lint types arch schema lock lock-check bench sim load docs e2e-clients clean
+.PHONY: run test test-all integration check e2e-claude fmt lint types arch schema lock lock-check bench sim load docs e2e-clients clean
 
 run: $(VENV)/.ready
 	@$(BIN)/tidegate serve
@@ -12,13 +12,18 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 integration: $(VENV)/.ready
-	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients"
+	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients" -n 3 --dist loadfile
 
 test-all: $(VENV)/.ready
 	$(BIN)/python -m pytest tests -m "not clients"
 
+# Real agent programs, installed from the package registries outside the checkout.
 e2e-clients: $(VENV)/.ready
 	$(BIN)/python -m pytest tests/acceptance -m clients
+
+# Claude Code alone, one turn: about 20 s with its installation.
+e2e-claude: $(VENV)/.ready
+	$(BIN)/python -m pytest tests/acceptance -m clients -k "turn and claude"
 
 check: fmt-check lint types arch schema-check docs-check lock-check
 
