@@ -8,11 +8,13 @@ status         what the gateway does now, refreshing
 explain        every verdict about one call, with rule, file and line
 key            a new agent key and the line for the policy file
 doctor         what this installation can and cannot do here
+agent, guest   sandboxed agents on this machine: run, resume, register, logs; interpreters
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 ADMIN_HELP = "URL of the admin listener (default: by TIDEGATE_ADMIN_HOST and _PORT)"
+ELSEWHERE = {"agent": (), "guest": ("guest",)}
+"""Commands of the sandbox, which run as `python -m runtime`: rooms never import each other."""
 LATER = {
     "worker": "the execution tier",
     "simulate": "the fleet issue",
-    "agent": "the sandbox issue",
-    "guest": "the sandbox issue",
     "task": "the execution tier",
     "dlq": "the execution tier",
     "approvals": "the tool plane",
@@ -40,6 +42,8 @@ LATER = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: exit status 0 where the command did as asked, else 1 or 2 with the reason."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in ELSEWHERE:
+        run_elsewhere(arguments)
     if arguments and arguments[0] in LATER:
         name = arguments[0]
         fail(f"`tidegate {name}` comes with {LATER[name]}; this version cannot do it yet.")
@@ -50,6 +54,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+
+
+def run_elsewhere(arguments: list[str]) -> None:
+    """Become `python -m runtime`, so that signals and exit status are its own."""
+    words = [*ELSEWHERE[arguments[0]], *arguments[1:]]
+    os.execv(sys.executable, [sys.executable, "-m", "runtime", *words])  # noqa: S606 - ourselves
 
 
 def fail(message: str) -> None:

@@ -153,3 +153,17 @@ def test_a_policy_that_requires_exact_counts_is_not_served_with_estimates(tmp_pa
     )  # fmt: skip
     assert "tokenizer: required" in said(done)
     assert "ready" not in done.stdout
+
+
+@pytest.mark.parametrize("words", [("agent", "--help"), ("guest", "list")])
+def test_commands_of_the_sandbox_run_in_their_own_room(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "runtime" in done.stdout or "quickjs" in done.stdout
+
+
+def test_an_agent_that_is_not_there_is_said_in_a_sentence() -> None:
+    done = run("agent", "run", "no-such-agent.js")
+    assert done.returncode == 2
+    assert "no-such-agent.js" in done.stderr
+    assert "Traceback" not in done.stderr
