@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := $(or $(VIRTUAL_ENV),$(UV_PROJECT_ENVIRONMENT),.venv)
 BIN := $(VENV)/bin
 
-.PHONY: run test test-all integration check e2e-claude fmt lint types arch schema lock lock-check bench sim load docs e2e-clients clean
+.PHONY: run test test-all integration check e2e-claude fmt lint types arch schema lock lock-check bench load docs e2e-clients clean
 
 run: $(VENV)/.ready
 	@$(BIN)/tidegate serve
