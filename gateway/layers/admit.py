@@ -32,6 +32,10 @@ DIGESTED = 4096
 """Bytes of a body's head and tail that name a kept place: resending clients send the same bytes,
 and a collision only costs its own principal a place in line."""
 
+SOFT: Micros = 60 * MICRO
+"""Coming back within a minute is worth saying; SDKs treat longer waits wildly differently."""
+SLACK: Micros = 2 * MICRO
+"""A limit per minute frees its first unit after a minute and its log's spread: still a minute."""
 REFUSALS = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
 UNIT = {"money": "micro-dollars", "requests": "requests", "tokens": "tokens"}
 
@@ -277,7 +281,7 @@ class Grants:
         if own is not None:
             patience = min(patience, own)
         wait = max(MICRO, eta - patience // 2)
-        return None if wait > 60 * MICRO else wait
+        return None if wait > SOFT + SLACK else min(wait, SOFT)
 
     def _keep_place(self, spec: PoolSpec, verdict: Shed | Late, wait: Micros | None) -> str | None:
         call, tickets = self._call, self._admission.tickets

@@ -68,6 +68,17 @@ def test_a_later_pool_that_refuses_gives_the_earlier_ones_back_in_full():
     run(main())
 
 
+def test_a_minute_and_the_logs_spread_are_still_a_minute():
+    async def main():
+        # 60.3 s until a limit per minute frees its first unit, and half a minute of patience.
+        shed = Shed(rid="r", eta=90 * MICRO + 300_000, tag=3, because="b")
+        with pytest.raises(QueueFull) as refused:
+            await provided(FakeStore(**{"pool:org": shed}), answering(reply()))(call_of(WIDE))
+        assert refused.value.retry_after == 60 * MICRO
+
+    run(main())
+
+
 def test_a_wait_above_a_minute_is_a_hard_refusal_without_a_ticket():
     async def main():
         shed = Shed(rid="r", eta=200 * MICRO, tag=3, because="b")
