@@ -16,8 +16,15 @@ import orjson
 
 from gateway.call import Call, Dialect, HeaderList, Kind, Reply
 from gateway.clock import Expiry
-from gateway.errors import UpstreamFault, UpstreamMalformed, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import (
+    BreakerOpen,
+    UpstreamFault,
+    UpstreamMalformed,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from gateway.opening import Relayed, decoded, read_error, read_opening
+from gateway.resilience.breaker import spent_for
 from gateway.resilience.credentials import FOREVER, CredentialHealth
 from gateway.units import MICRO, Rng
 from gateway.upstream import Outgoing, TransportFault
@@ -34,7 +41,8 @@ if TYPE_CHECKING:
 
 SHORTEST_SECRET = 8
 """Shorter ones are no secrets, and replacing them would garble texts."""
-COOLED = frozenset({Kind.QUOTA, Kind.RAMP, Kind.PERIOD, Kind.AUTH})
+SPENT = frozenset({Kind.MONEY, Kind.PERIOD})
+COOLED = frozenset({Kind.QUOTA, Kind.RAMP, Kind.AUTH})
 """Refusals that send the credential they met aside for a while."""
 STREAM_OPTIONS = frozenset({Dialect.CHAT, Dialect.COMPLETIONS})
 
@@ -66,6 +74,22 @@ class Credentials:
             provider.name, self.candidates(call, provider), now=self.clock.now(), rng=self.rng
         )
 
+    def none_left(self, call: Call, provider: Provider) -> BreakerOpen:
+        """Why nothing can be sent: soft where one is only cooling, hard where all are out."""
+        now = self.clock.now()
+        ends = [
+            self.health.out_until(f"{provider.name}/{one.id}", now=now) or now
+            for one in self.candidates(call, provider)
+        ]
+        wait = min(ends, default=FOREVER) - now
+        text = f"No credential of {provider.name} is usable now."
+        return BreakerOpen(
+            text,
+            because=provider.because,
+            retry_after=max(MICRO, wait) if wait < FOREVER // 2 else None,
+            code="no_credential",
+        )
+
     def other_credential(self, call: Call) -> bool:
         """True if a healthy credential other than the last one exists."""
         deployment = call.deployment
@@ -88,8 +112,10 @@ class Credentials:
         if len(provider.credentials) < 2:
             return
         scope = f"{provider.name}/{call.credential}"
-        if (reply.kind is Kind.AUTH and reply.status == 401) or reply.kind is Kind.MONEY:
+        if reply.kind is Kind.AUTH and reply.status == 401:
             self.health.cool(scope, until=FOREVER)
+        elif reply.kind in SPENT:
+            self.health.cool(scope, until=self.clock.now() + spent_for(reply.retry_after))
         elif reply.kind in COOLED:
             wait = min(reply.retry_after or MICRO, 300 * MICRO)
             self.health.cool(scope, until=self.clock.now() + wait)
@@ -239,8 +265,7 @@ class Dispatch:
         provider = deployment.provider
         credential = self._credentials.choose(call, provider)
         if credential is None and provider.credentials:
-            text = f"No credential of {provider.name} is usable now."
-            raise UpstreamUnreachable(text, code="no_credential")
+            raise self._credentials.none_left(call, provider)
         call.credential = credential.id if credential is not None else ""
         body, call.usage_injected = edited_body(call, deployment)
         headers = wire_headers.to_upstream(

@@ -10,6 +10,7 @@ that we asked for in its stead.
 from __future__ import annotations
 
 from asyncio import CancelledError
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -63,19 +64,7 @@ def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: 
     else:
         usage = reported
     money = price_of(usage, price)
-    return usage if money == usage.money else _with_money(usage, money)
-
-
-def _with_money(usage: Usage, money: int) -> Usage:
-    return Usage(
-        input=usage.input,
-        output=usage.output,
-        cache_read=usage.cache_read,
-        cache_write=usage.cache_write,
-        reasoning=usage.reasoning,
-        estimated=usage.estimated,
-        money=money,
-    )
+    return usage if money == usage.money else replace(usage, money=money)
 
 
 class PlainTap:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import BreakerOpen, UpstreamFault
-from gateway.resilience.breaker import MOST_UNDECIDED, Allow, Breaker, State, Trip
+from gateway.resilience.breaker import MOST_UNDECIDED, Allow, Breaker, State, Trip, spent_for
 from gateway.units import MICRO, Micros, Mode, Rng
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ MAX_BREAKERS = 10_000
 """Scopes remembered; the least recently used closed one is forgotten first."""
 SICK = frozenset({Kind.FAULT, Kind.CAPACITY})
 SPENT = frozenset({Kind.PERIOD, Kind.MONEY})
-SPENT_LOOK: Micros = 900 * MICRO
-"""How long a spent account is left alone where the provider names no reset: then one call looks
-again, because nobody tells us that a bill was paid. A new policy looks at once (docs/adr/0015)."""
-LONGEST_SHUT: Micros = 25 * 3_600 * MICRO
 
 
 class Breakers:
@@ -232,9 +228,9 @@ class _Verdict:
             before = self.breaker.version
             self.breaker.aborted(probe=self.probe)
             if not reply.spares_pool:  # no other credential is left to serve
-                stated = reply.retry_after or SPENT_LOOK
+                stated = reply.retry_after
                 reason = f"{kind.value} {reply.code}".rstrip()
-                self.breaker.shut(until=now + min(stated, LONGEST_SHUT), reason=reason)
+                self.breaker.shut(until=now + spent_for(stated), reason=reason)
             self._tell(before, changed=False)
         elif kind is Kind.QUOTA:
             self.told = True
@@ -336,7 +332,10 @@ class Tripping:
                 self._breakers.leave(scope, inside)
         except UpstreamFault as error:
             self._breakers.leave(scope, inside)  # decided
-            verdict.failed(error.code)
+            if isinstance(error, BreakerOpen):
+                verdict.nothing()  # no credential was left to ask with
+            else:
+                verdict.failed(error.code)
             raise
         except asyncio.CancelledError:
             verdict.nothing()

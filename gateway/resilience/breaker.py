@@ -25,6 +25,10 @@ MOST_UNDECIDED = 100
 """Attempts without a head that speak for the upstream at most: where failures are slow as well, a
 hundred calls a second must still open the breaker within a second of the first."""
 
+SPENT_LOOK: Micros = 900 * MICRO
+"""How long a spent account is left alone where the provider names no reset: then one call looks
+again, because nobody tells us that a bill was paid. A new policy looks at once (docs/adr/0015)."""
+LONGEST_SHUT: Micros = 25 * 3_600 * MICRO
 FOREVER: Micros = 1 << 62
 """Until an operator or a new configuration says otherwise."""
 
@@ -58,6 +62,15 @@ class BreakerRules:
     cap: Micros = 60 * MICRO
     mode: Mode = Mode.ENFORCE
     because: RuleId = "breakers"
+
+
+def spent_for(stated: Micros | None) -> Micros:
+    """How long an account whose money or period is spent is left alone.
+
+    Args:
+        stated: The provider's word until the reset, or None.
+    """
+    return min(stated or SPENT_LOOK, LONGEST_SHUT)
 
 
 class State(StrEnum):

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from gateway.call import Dialect, Kind
-from gateway.errors import UpstreamMalformed, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import BreakerOpen, UpstreamMalformed, UpstreamTimeout, UpstreamUnreachable
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.settle import unpacked
 from gateway.snapshot import Credential, Provider, Secret, Timeouts
@@ -238,6 +238,60 @@ def test_a_refused_credential_rests_and_another_serves():
         assert used == {"a", "b"} - {out}
 
     run(main())
+
+
+def refusing(status: int, code: str, *, retry_after: bytes = b""):
+    headers = [*JSON, (b"retry-after", retry_after)] if retry_after else JSON
+    return Answer(status, orjson.dumps({"error": {"code": code}}), headers=headers)
+
+
+def test_a_credential_without_money_is_looked_at_again_after_a_quarter_of_an_hour():
+    async def main():
+        where = provider(key("a", weight=1), key("b", weight=0))
+        service = dispatch(refusing(429, "insufficient_quota"), Answer(200, b"{}"))
+        used = []
+        for wait in (0, 1, 898, 2):
+            await asyncio.sleep(wait)
+            call = call_to(where)
+            await service(call)
+            used.append(call.credential)
+        return used
+
+    assert run(main()) == ["a", "b", "b", "a"]
+
+
+def test_where_every_credential_cools_the_caller_learns_when_the_first_is_back():
+    async def main():
+        where = provider(key("a", weight=1), key("b", weight=0))
+        service = dispatch(
+            refusing(429, "rate_limit_exceeded", retry_after=b"30"),
+            refusing(429, "rate_limit_exceeded", retry_after=b"20"),
+        )
+        await service(call_to(where))
+        await service(call_to(where))
+        call = call_to(where)
+        with pytest.raises(BreakerOpen) as refused:
+            await service(call)
+        assert not call.sent
+        return refused.value
+
+    refused = run(main())
+    assert refused.code == "no_credential"
+    assert refused.retry_after is not None
+    assert 19 * MICRO < refused.retry_after <= 20 * MICRO
+
+
+def test_where_every_credential_is_refused_coming_back_does_not_help():
+    async def main():
+        where = provider(key("a"), key("b"))
+        service = dispatch(refusing(401, "invalid_api_key"))
+        await service(call_to(where))
+        await service(call_to(where))
+        with pytest.raises(BreakerOpen) as refused:
+            await service(call_to(where))
+        return refused.value.retry_after
+
+    assert run(main()) is None
 
 
 def test_the_secret_never_comes_back_in_a_refusal():

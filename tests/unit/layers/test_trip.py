@@ -194,3 +194,18 @@ def test_a_new_policy_gives_a_spent_account_a_fresh_chance():
         return before, served.status
 
     assert run(main()) == (["shut"], 200)
+
+
+def test_having_no_credential_to_ask_with_says_nothing_of_the_upstream():
+    async def main():
+        breakers = Breakers()
+
+        async def none_left(_call):
+            raise BreakerOpen("no credential", code="no_credential")
+
+        for _ in range(3):
+            with pytest.raises(BreakerOpen):
+                await layer(breakers)(none_left)(call())
+        return states(breakers)
+
+    assert run(main()) == ["closed"]
