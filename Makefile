@@ -12,7 +12,7 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 integration: $(VENV)/.ready
-	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients" -n 3 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients" -n 2 --dist loadfile
 
 test-all: $(VENV)/.ready
 	$(BIN)/python -m pytest tests -m "not clients"

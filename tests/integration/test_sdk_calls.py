@@ -468,7 +468,8 @@ def test_a_softly_refused_call_comes_back_as_told_and_is_served(scene):
             assert one.answer.header("x-should-retry") == "true"
             assert 1 <= int(one.answer.header("retry-after")) <= 60
             assert 0 < int(one.answer.header("retry-after-ms")) <= 60_000
-            assert b"Tidegate" in one.answer.body
+            # An SDK that repeats a stream hangs up after the head; the tap may see no more of it.
+            assert b"Tidegate" in one.answer.body or not one.answer.whole
     stage.run(world.gateway.idle())
 
 
