@@ -462,14 +462,18 @@ def test_a_softly_refused_call_comes_back_as_told_and_is_served(scene):
         edge, upstream = on_the_wire(world, case, "soft")
         assert len(upstream) == 1, case.__name__
         assert 2 <= len(edge) <= 5, case.__name__
-        for one in edge[:-1]:
-            assert one.answer is not None
-            assert one.answer.status == 429
-            assert one.answer.header("x-should-retry") == "true"
-            assert 1 <= int(one.answer.header("retry-after")) <= 60
-            assert 0 < int(one.answer.header("retry-after-ms")) <= 60_000
+        answers = [one.answer for one in edge if one.answer is not None]
+        assert len(answers) == len(edge)
+        # The tap lists by connection, and an SDK may repeat on an older one: not in order of time.
+        refused = [answer for answer in answers if answer.status != 200]
+        assert len(refused) == len(answers) - 1
+        for answer in refused:
+            assert answer.status == 429
+            assert answer.header("x-should-retry") == "true"
+            assert 1 <= int(answer.header("retry-after")) <= 60
+            assert 0 < int(answer.header("retry-after-ms")) <= 60_000
             # An SDK that repeats a stream hangs up after the head; the tap may see no more of it.
-            assert b"Tidegate" in one.answer.body or not one.answer.whole
+            assert b"Tidegate" in answer.body or not answer.whole
     stage.run(world.gateway.idle())
 
 
