@@ -49,7 +49,7 @@ def interpreter(name: str, engine: Engine, cache: Cache) -> shelf.Guest:
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize(("kind", "size"), [(0, 700), (3, 1_500)], ids=["hash", "depth"])
+@pytest.mark.parametrize(("kind", "size"), [(0, 4_000), (3, 2_900)], ids=["hash", "depth"])
 def test_a_kernel_hops_through_fresh_processes(engine, cache, kind, size):
     job = {"guest": "kernel", "arguments": [kind, size]}
     result = hops.hop(job, 3, random.Random(1), engine, cache)
