@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway.call import Dialect, Service, stack
 from gateway.layers.admit import Admission, admit, admit_caller
-from gateway.layers.downgrade import Downgrading
+from gateway.layers.downgrade import Downgrading, Stays
 from gateway.layers.estimate import Estimating, estimate
 from gateway.layers.guard_loops import LoopGuard
 from gateway.layers.identify import identify, identify_again
@@ -73,7 +73,7 @@ def model_pipeline(parts: Parts) -> Service:
         # what a caller may use does not depend on how often we try: once per call
         admit_caller(parts.admission),
         # another model has another breaker and other pools, so outside retry
-        Downgrading(clock=clock, re_estimate=parts.estimating),
+        Downgrading(clock=clock, re_estimate=parts.estimating, stays=Stays(parts.breakers.well)),
         # every attempt spends quota and sleeping must hold no permit, so outside admit
         parts.retrying,
         # nobody queues for an open breaker
@@ -103,7 +103,7 @@ def held_pipeline(parts: Parts) -> Service:
         identify_again(clock=clock),
         estimate(parts.estimating),
         admit_caller(parts.admission),
-        Downgrading(clock=clock, re_estimate=parts.estimating),
+        Downgrading(clock=clock, re_estimate=parts.estimating, stays=Stays(parts.breakers.well)),
         parts.retrying,
         # an open breaker sends it back at once, with its age kept
         Tripping(breakers=parts.breakers, clock=clock, rng=rng, leaves=lambda _call: True),

@@ -138,6 +138,7 @@ class Grants:
         accounting_for: Callable[[str], Accounting],
     ) -> None:
         """All pools grant, in order, or the refusal of the first that does not is raised."""
+        waited, now = False, 0
         try:
             for spec in specs:
                 accounting = accounting_for(spec.name)
@@ -145,6 +146,7 @@ class Grants:
                 now = self._admission.clock.now()
                 verdict = self._admission.store.acquire(spec, self._ask(spec, cost, now))
                 if isinstance(verdict, Future):
+                    waited = True
                     verdict = await self._waited(spec, verdict, now)
                 elif self._admission.on_wait is not None:
                     tier = self._call.tier
@@ -155,6 +157,10 @@ class Grants:
         except BaseException:
             self.cancel()
             raise
+        if not waited:
+            names = specs[0].name if len(specs) == 1 else ", ".join([spec.name for spec in specs])
+            note = VerdictNote("admit", "granted", specs[-1].because, now, f"{names}: at once")
+            self._call.notes.append(note)
         if self._held:
             self._admission.hold(self, min([grant.spec.lease for grant in self._held]))
 

@@ -28,6 +28,8 @@ MAX_BREAKERS = 10_000
 """Scopes remembered; the least recently used closed one is forgotten first."""
 SICK = frozenset({Kind.FAULT, Kind.CAPACITY})
 SPENT = frozenset({Kind.PERIOD, Kind.MONEY})
+WELL: Micros = 30 * MICRO
+"""A breaker closed for so long is trusted again by conversations that left its deployment."""
 
 
 class Breakers:
@@ -72,6 +74,13 @@ class Breakers:
     def __iter__(self) -> Iterator[tuple[str, Breaker]]:
         """Scopes and breakers, for status."""
         return iter(self._by_scope.items())
+
+    def well(self, scope: str, now: Micros) -> bool:
+        """Whether this deployment's breaker is closed, and has been for a while."""
+        breaker = self._by_scope.get(scope)
+        if breaker is None:
+            return True
+        return breaker.state is State.CLOSED and now - breaker.closed_at >= WELL
 
     def renew(self) -> None:
         """A new policy may bring another credential: who is shut gets a fresh chance."""
@@ -122,6 +131,10 @@ class Breakers:
         inside = _Inside(call)
         self._inside.setdefault(scope, {})[inside] = None
         return inside
+
+    def under_way(self, scope: str) -> int:
+        """Calls inside: let in, and without a head."""
+        return len(self._inside.get(scope, ()))
 
     def undecided(self, scope: str) -> int:
         """Attempts of this scope that were sent and have no head yet, as far as they matter."""
@@ -198,7 +211,7 @@ class _Verdict:
     def _tell(self, before: int, changed: bool) -> None:  # noqa: FBT001 - private
         if changed or self.breaker.version != before:
             self.breakers.changed(self.scope)
-        elif self.probe:
+        elif self.probe or self.breaker.easing:
             self.breakers.wake(self.scope)
 
     def failed(self, reason: str, hint: Micros | None = None) -> None:
@@ -221,6 +234,8 @@ class _Verdict:
         now = self.clock.now()
         if kind is None:
             self.breaker.started(now=now)
+            if self.breaker.easing:
+                self.breakers.wake(self.scope)
         elif kind in SICK:
             self.failed(f"{kind.value} {reply.status} {reply.code}".rstrip(), reply.retry_after)
         elif kind in SPENT:
@@ -251,6 +266,7 @@ class _Verdict:
         self.told = True
         if self.probe:
             self.breaker.aborted(probe=self.probe)
+        if self.probe or self.breaker.easing:
             self.breakers.wake(self.scope)
 
     def ended(self, end: End, reply: Reply) -> None:
@@ -300,7 +316,7 @@ class Tripping:
             breaker = self._breakers.of(deployment.id, rules)
             while True:
                 probe = 0
-                if breaker.state is not State.CLOSED:
+                if breaker.state is not State.CLOSED or breaker.easing:
                     probe = await self._permission(call, breaker, deployment.id)
                 reply = await self._watched(inner, call, breaker, probe)
                 if reply is not None:
@@ -359,21 +375,29 @@ class Tripping:
             if breaker.version != version:
                 self._breakers.changed(scope)
             if isinstance(ruling, Allow):
-                return ruling.probe
+                crowded = breaker.crowded(self._breakers.under_way(scope), now=now)
+                if ruling.probe or crowded is None or mode is Mode.SHADOW:
+                    return ruling.probe
+                ruling = crowded
             if mode is Mode.SHADOW:
                 call.notes.append(VerdictNote("trip", "shadow", ruling.because, now, ruling.reason))
                 return 0
             if not ruling.sick and not call.rungs_left and breaker.state is State.OPEN:
                 return 0  # the pool holds the quota's queue; this breaker only starts ladders
-            held = self._leaves is not None and self._leaves(call)
-            if held or call.rungs_left or now >= call.deadline or hopeless(breaker, ruling, call):
+            if self._gives_up(call, breaker, ruling, now):
                 call.notes.append(VerdictNote("trip", "open", ruling.because, now, ruling.reason))
                 raise refusal(ruling, scope, now=now)
             lane = call.tier.number if call.tier is not None else 0
             until = min(ruling.until, call.deadline)
             await self._breakers.wait(scope, lane, until=until, clock=self._clock)
 
-
-def hopeless(breaker: Breaker, ruling: Trip, call: Call) -> bool:
-    """Whether the stated end lies beyond the deadline. A probe under way may end any moment."""
-    return breaker.state is not State.HALF_OPEN and ruling.until >= call.deadline
+    def _gives_up(self, call: Call, breaker: Breaker, ruling: Trip, now: Micros) -> bool:
+        """Whether the call leaves for another rung, a hold or its caller instead of waiting."""
+        if call.rungs_left or now >= call.deadline:
+            return True
+        if breaker.state is State.CLOSED:
+            return False  # it is being let in slowly: nothing to be held for
+        if self._leaves is not None and self._leaves(call):
+            return True
+        # The stated end lies beyond the deadline. A probe under way may end any moment.
+        return breaker.state is not State.HALF_OPEN and ruling.until >= call.deadline

@@ -2,7 +2,8 @@
 
 `load` reads one file or a folder merged in name order, refuses what YAML readers disagree on,
 resolves secrets, validates every entry and then what entries are to each other, and reports all
-mistakes at once. A policy that comes out can be compiled; `tidegate check` is this same loader.
+mistakes at once; beside an invalid entry only misspelled names are told of the rest (`pruning.py`).
+A policy that comes out can be compiled; `tidegate check` is this same loader.
 
 PyYAML keeps the last of duplicate keys and reads `no` as false, so only its event stream is used:
 values are made in `tree.py`. A secret is never part of an error: values in secret places are
@@ -24,6 +25,7 @@ from gateway.errors import PolicyError, PolicyProblem
 from gateway.policy.crosscheck import crosscheck
 from gateway.policy.models import PolicyFile
 from gateway.policy.problems import Report
+from gateway.policy.pruning import NamesOnly, pruned
 from gateway.policy.tree import MAX_DEPTH, MAX_SECRET, Converter, Node
 from gateway.policy.wording import Schema, report_errors
 from gateway.snapshot import Place
@@ -126,6 +128,8 @@ def _held(
     rules = _validated(raw, report) if raw is not None else None
     if rules is not None and not report.problems:
         crosscheck(rules, report, literals=converter.literals)
+    elif raw is not None:
+        _dangling(raw, report)
     if report.problems or rules is None:
         raise PolicyError(tuple(sorted(report.problems, key=lambda p: (p.file, p.line, p.column))))
     digest = _digest(sources)
@@ -152,6 +156,27 @@ def _validated(raw: dict[str, Any], report: Report) -> PolicyFile | None:
         records = wrong.errors(include_url=False)
         report_errors(records, report, _schema, failed=set(report.failed))
         return None
+
+
+MOST_PRUNED = 8
+"""Rounds in which what is invalid is left out: without a part, the whole may be invalid too."""
+
+
+def _dangling(raw: dict[str, Any], report: Report) -> None:
+    """Names that point to nothing are reported beside invalid entries."""
+    sound, failed = raw, set(report.failed)
+    for _ in range(MOST_PRUNED):
+        sound = pruned(sound, failed)
+        try:
+            rules = PolicyFile.model_validate(sound)
+        except ValidationError as wrong:
+            found = [tuple(record["loc"]) for record in wrong.errors(include_url=False)]
+            failed = {loc[:-1] if loc[-1:] == ("[key]",) else loc for loc in found}
+            continue
+        sections = [part for part in raw.values() if isinstance(part, dict)]
+        known = {str(name) for part in sections for name in part}
+        crosscheck(rules, NamesOnly(report, known=known), literals=())
+        return
 
 
 def _schema() -> Schema:

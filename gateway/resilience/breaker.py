@@ -9,6 +9,10 @@ callers away; a pool cut by quota is not sick, its breaker only starts the ladde
     open ──until passed──▶ closed; one more identical refusal opens again    (quota)
     half_open ──bad probe──▶ open (delay continues, decorrelated, at most `cap`)
     any ──period, money, last credential out──▶ shut ──reset time, new credential──▶ half_open
+
+A sick breaker that has closed lets calls in slowly: whoever waited for it would otherwise arrive at
+once and make a provider that is just back fall over again. As many may be under way without a head
+as probes were good, one more with every good head, and any number after `EASE`.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ SPENT_LOOK: Micros = 900 * MICRO
 """How long a spent account is left alone where the provider names no reset: then one call looks
 again, because nobody tells us that a bill was paid. A new policy looks at once (docs/adr/0015)."""
 LONGEST_SHUT: Micros = 25 * 3_600 * MICRO
+EASE: Micros = 10 * MICRO
+EASED = 64
+"""How long a breaker that has just closed lets calls in slowly, and up to how many at once."""
 FOREVER: Micros = 1 << 62
 """Until an operator or a new configuration says otherwise."""
 
@@ -146,12 +153,15 @@ class Breaker:
 
     Attributes:
         state, until, reason: As status shows them; `until` counts in open and shut.
+        closed_at: When it was last opened no more; 0 if it never was.
+        easing: How many calls may be under way without a head; 0 is any number.
         version: Rises with every change of state.
     """
 
     __slots__ = (
         "_delay", "_fast", "_good_probes", "_probe", "_probe_ends", "_quota", "_quota_run", "_row",
-        "_row_since", "_rules", "_seq", "_slow", "reason", "sick", "state", "until", "version",
+        "_row_since", "_rules", "_seq", "_slow", "closed_at", "easing", "reason", "sick", "state",
+        "until", "version",
     )  # fmt: skip
 
     def __init__(self, rules: BreakerRules) -> None:
@@ -171,6 +181,8 @@ class Breaker:
         self.until: Micros = 0
         self.reason = ""
         self.sick = True
+        self.closed_at: Micros = 0
+        self.easing = 0
         self.version = 0
 
     def __repr__(self) -> str:
@@ -199,6 +211,7 @@ class Breaker:
                 # identical refusal opens again.
                 self._quota_run = max(0, self._rules.identical_quota - 1)
                 self._become(State.CLOSED, until=0, reason="")
+                self.closed_at = now
                 return Allow()
             self._become(State.HALF_OPEN, until=0, reason=self.reason)
             self._good_probes = 0
@@ -213,6 +226,23 @@ class Breaker:
         self._probe = self._seq
         self._probe_ends = now + self._rules.probe_lease
         return Allow(probe=self._probe)
+
+    def crowded(self, under_way: int, *, now: Micros) -> Trip | None:
+        """Whom a breaker that has just closed does not let in yet; None lets in.
+
+        Args:
+            under_way: Calls that it has let in and that have no head.
+            now: The instant.
+        """
+        if not self.easing or self.state is not State.CLOSED:
+            return None
+        until = self.closed_at + EASE
+        if now >= until:
+            self.easing = 0
+            return None
+        if under_way < self.easing:
+            return None
+        return Trip(until=until, reason="it is just back", because=self._rules.because)
 
     def peek(self, *, now: Micros) -> Ruling:
         """As `ask`, but nothing is granted: for the ladder and for status."""
@@ -252,6 +282,8 @@ class Breaker:
         self._fast.add(good=True, now=now)
         self._slow.add(good=True, now=now)
         self._row = 0
+        if self.easing:
+            self.easing = 0 if self.easing >= EASED else self.easing + 1
 
     def succeeded(self, *, now: Micros, probe: int = 0, begun: bool = False) -> bool:
         """A 2xx reached its terminal event. Whether the breaker closed by it.
@@ -274,6 +306,8 @@ class Breaker:
         self._fast.clear()
         self._slow.clear()
         self._become(State.CLOSED, until=0, reason="")
+        self.closed_at = now
+        self.easing = self._rules.probes
         return True
 
     def failed(
@@ -380,4 +414,5 @@ class Breaker:
 
     def _become(self, state: State, *, until: Micros, reason: str) -> None:
         self.state, self.until, self.reason = state, until, reason
+        self.easing = 0
         self.version += 1

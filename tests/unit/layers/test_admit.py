@@ -244,3 +244,13 @@ def test_a_failed_call_costs_its_caller_no_tokens():
         assert store.ended == [("settle", "budget", "c1", Outcome.FAILED, (0,), 0)]
 
     run(main())
+
+
+def test_a_grant_at_once_stands_in_the_chain_of_verdicts():
+    async def main():
+        call = call_of(NARROW, WIDE)
+        answer = await provided(FakeStore(), answering(reply()))(call)
+        await answer.close(End.COMPLETE)
+        return [(n.layer, n.verdict, n.because, n.detail) for n in call.notes]
+
+    assert run(main()) == [("admit", "granted", "pools.org", "pool:project, pool:org: at once")]

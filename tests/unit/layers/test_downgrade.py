@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from gateway.call import End, Kind
 from gateway.errors import BreakerOpen, DeadlinePassed, NeverFits, QueueFull, UpstreamTimeout
-from gateway.layers.downgrade import Downgrading, rungs_for
+from gateway.layers.downgrade import Downgrading, Stays, rungs_for
 from gateway.snapshot import Tier
 from tests.sim.loop import run
 from tests.unit.layers.ground import answering, deployment, made, reply, the_clock
@@ -23,7 +24,7 @@ def layer():
     async def re_estimate(call, rung):
         call.deployment = rung
 
-    return Downgrading(clock=the_clock(), re_estimate=re_estimate)
+    return Downgrading(clock=the_clock(), re_estimate=re_estimate, stays=Stays(lambda *_: True))
 
 
 def headers(call) -> dict[bytes, bytes]:
@@ -136,3 +137,117 @@ def test_whoever_refuses_another_model_gets_none(how):
         assert len(inner.seen) == 1
 
     run(main())
+
+
+# --- conversations stay ---
+
+
+def staying(well: list[bool]):
+    async def re_estimate(call, rung):
+        call.deployment = rung
+
+    return Downgrading(clock=the_clock(), re_estimate=re_estimate, stays=Stays(lambda *_: well[-1]))
+
+
+def again(session: str = "s1"):
+    call = made(rungs=(FIRST, SMALL))
+    call.session = session
+    return call
+
+
+def test_a_conversation_stays_on_its_rung_until_the_first_has_been_well_for_a_while():
+    async def main():
+        well = [False]
+        ladder = staying(well)
+        await ladder(answering(BreakerOpen("open"), reply()))(again())
+        served = []
+        for wait in (0, 25, 10):
+            await asyncio.sleep(wait)
+            call = again()
+            await ladder(answering(reply()))(call)
+            served.append(call.deployment.id)
+            if call.deployment is SMALL:
+                assert headers(call)[b"tidegate-downgrade-reason"] == b"conversation"
+                assert headers(call)[b"tidegate-model-requested"] == b"m"
+        well.append(True)
+        call = again()
+        await ladder(answering(reply()))(call)
+        return [*served, call.deployment.id], headers(call)
+
+    served, last = run(main())
+    assert served == ["up/small", "up/small", "up/small", "up/m"]
+    assert b"tidegate-downgrade-reason" not in last
+
+
+def test_a_conversation_stays_for_half_a_minute_where_no_breaker_was_the_reason():
+    async def main():
+        ladder = staying([True])
+        await ladder(answering(QueueFull("full"), reply()))(again())
+        served = []
+        for wait in (0, 29, 2):
+            await asyncio.sleep(wait)
+            call = again()
+            await ladder(answering(reply()))(call)
+            served.append(call.deployment.id)
+        return served
+
+    assert run(main()) == ["up/small", "up/small", "up/m"]
+
+
+def test_other_conversations_begin_at_the_first_rung():
+    async def main():
+        ladder = staying([False])
+        await ladder(answering(BreakerOpen("open"), reply()))(again())
+        call = again("another")
+        await ladder(answering(reply()))(call)
+        return call.deployment.id
+
+    assert run(main()) == "up/m"
+
+
+def test_without_a_session_the_first_user_message_names_the_conversation():
+    async def main():
+        ladder = staying([False])
+        await ladder(answering(BreakerOpen("open"), reply()))(again(""))
+        same, other = again(""), again("")
+        other.parsed = {"messages": [{"role": "user", "content": "something else"}]}
+        for call in (same, other):
+            await ladder(answering(reply()))(call)
+        return same.deployment.id, other.deployment.id
+
+    assert run(main()) == ("up/small", "up/m")
+
+
+def test_a_rung_that_fails_its_conversation_gives_it_back_to_the_first():
+    async def main():
+        ladder = staying([False])
+        await ladder(answering(BreakerOpen("open"), reply()))(again())
+        call = again()
+        await ladder(answering(BreakerOpen("open too"), reply()))(call)
+        assert call.deployment is FIRST
+        after = again()
+        await ladder(answering(reply()))(after)
+        return after.deployment.id
+
+    assert run(main()) == "up/m"
+
+
+def test_only_so_many_conversations_are_remembered():
+    async def main():
+        stays = Stays(lambda *_: False, limit=3)
+        for number in range(10):
+            stays.served(again(f"s{number}"), FIRST, SMALL, 0)
+        return len(stays), stays.ordered(again("s9"), [FIRST, SMALL], 1)[0]
+
+    assert run(main()) == (3, SMALL)
+
+
+def test_what_a_rung_said_stands_in_the_chain_of_verdicts():
+    async def main():
+        bad = reply(429, kind=Kind.MONEY)
+        bad.code = "insufficient_quota"
+        call = made(rungs=(FIRST, SMALL))
+        await layer()(answering(bad, reply()))(call)
+        return [note.detail for note in call.notes if note.verdict == "next"]
+
+    assert run(main()) == ["money: up/m said 429 insufficient_quota"]

@@ -209,3 +209,92 @@ def test_having_no_credential_to_ask_with_says_nothing_of_the_upstream():
         return states(breakers)
 
     assert run(main()) == ["closed"]
+
+
+def recovered(breakers: Breakers):
+    """The breaker of RUNG has been open and has just closed by three good probes."""
+
+    async def run_probes() -> None:
+        with pytest.raises(UpstreamUnreachable):
+            await layer(breakers)(away)(call())
+        for _ in range(3):
+            reply = await layer(breakers)(well)(call())
+            await reply.close(End.COMPLETE)
+
+    return run_probes()
+
+
+def test_who_waited_for_a_breaker_is_let_in_slowly_and_in_order_of_tier():
+    async def main():
+        breakers, gate = Breakers(), asyncio.Event()
+        await recovered(breakers)
+        inside: list[str] = []
+
+        async def slow(one: Call) -> Reply:
+            inside.append(one.id)
+            one.sent = True
+            await gate.wait()
+            return await well(one)
+
+        service = layer(breakers)(slow)
+        lanes = [3, 3, 3, 3, 3, 3, 1, 2]
+        tasks = [asyncio.ensure_future(service(call(n, lane=lane))) for n, lane in enumerate(lanes)]
+        await asyncio.sleep(1)
+        first = list(inside)
+        gate.set()
+        await asyncio.gather(*tasks)
+        return first, inside[3:5], len(inside)
+
+    first, next_two, total = run(main())
+    assert len(first) == 3  # as many as there were probes
+    assert next_two == ["c6", "c7"]  # then the most urgent of those who waited
+    assert total == 8
+
+
+def test_calls_kept_out_by_a_breaker_that_is_just_back_are_let_in_by_time_at_the_latest():
+    async def main():
+        breakers = Breakers()
+        await recovered(breakers)
+
+        async def silent(one: Call) -> Reply:
+            one.sent = True
+            await asyncio.sleep(30)
+            return await well(one)
+
+        began = the_clock().now()
+        service = layer(breakers)(silent)
+        tasks = [asyncio.ensure_future(service(call(n))) for n in range(20)]
+        await asyncio.gather(*tasks)
+        return (the_clock().now() - began) / MICRO
+
+    assert run(main()) == pytest.approx(40, abs=0.5)  # ten seconds of patience, then the answer
+
+
+def test_a_call_with_a_rung_left_goes_there_instead_of_waiting_to_be_let_in():
+    async def main():
+        breakers = Breakers()
+        await recovered(breakers)
+
+        async def silent(one: Call) -> Reply:
+            await asyncio.sleep(30)
+            return await well(one)
+
+        service = layer(breakers)(silent)
+        tasks = [asyncio.ensure_future(service(call(n, rungs_left=1))) for n in range(4)]
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        return [type(one) for one in done]
+
+    assert run(main()) == [Reply, Reply, Reply, BreakerOpen]
+
+
+def test_a_deployment_is_well_once_its_breaker_has_been_closed_for_half_a_minute():
+    async def main():
+        breakers = Breakers()
+        clock = the_clock()
+        seen = [breakers.well(RUNG.id, clock.now())]
+        await recovered(breakers)
+        seen.append(breakers.well(RUNG.id, clock.now()))
+        await asyncio.sleep(30)
+        return [*seen, breakers.well(RUNG.id, clock.now())]
+
+    assert run(main()) == [True, False, True]

@@ -426,3 +426,33 @@ def test_a_misspelled_provider_of_a_pool_is_one_mistake_and_not_one_for_each_mod
 def test_letters_in_another_order_come_closer_than_another_letter():
     (problem,) = problems(POOLS.replace("rpm: 100", "rmp: 100"))
     assert problem.nearest == "rpm"
+
+
+# --- beside invalid entries ---
+
+
+def test_a_misspelled_name_is_told_beside_an_invalid_entry():
+    text = agent(f"{{{KEYS}, models: [m-*, gpt-x], tier: golden, weight: zero}}")
+    found = said(text.replace("rpm: 100,", "rpm: never,"))
+    for sentence in ("agents.dev.weight", "pools.big.limits.rpm", "'gpt-x' matches no model",
+                     "no tier is named 'golden'"):  # fmt: skip
+        assert sentence in found, sentence
+
+
+def test_the_name_of_an_invalid_entry_is_no_misspelled_name():
+    found = said(POOLS.replace("provider: up, limits", "provder: up, limits"))
+    assert "provder" in found
+    assert "no pool is named" not in found
+
+
+def test_what_an_invalid_entry_may_still_use_is_not_called_unused():
+    found = problems(POOLS.replace("pool: big", "pool: big, ladder: 7"))
+    assert [problem.path for problem in found] == ["models.m-*.ladder"]
+
+
+def test_entries_of_lists_are_left_out_by_their_own_number():
+    keys = '[{id: a, pattern: "a-*"}, {pattern: 7}, {key: "${DEV_KEY}"}, {pattern: 8}]'
+    found = said(agent(f"{{keys: {keys}, loopback_only: true, tier: golden}}"))
+    assert "agents.dev.keys[1]" in found
+    assert "agents.dev.keys[3]" in found
+    assert "no tier is named 'golden'" in found

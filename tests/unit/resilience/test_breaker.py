@@ -4,7 +4,16 @@ from random import Random
 
 import pytest
 
-from gateway.resilience.breaker import FOREVER, Allow, Breaker, BreakerRules, State, Trip
+from gateway.resilience.breaker import (
+    EASE,
+    EASED,
+    FOREVER,
+    Allow,
+    Breaker,
+    BreakerRules,
+    State,
+    Trip,
+)
 from gateway.units import MICRO
 
 RULES = BreakerRules()
@@ -185,3 +194,48 @@ def test_peeking_grants_no_probe():
     assert isinstance(breaker.peek(now=now), Allow)
     assert isinstance(breaker.ask(now=now), Allow)
     assert isinstance(breaker.peek(now=now), Trip)
+
+
+# --- just closed ---
+
+
+def closed_again(now: int = 0) -> tuple[Breaker, int]:
+    breaker, probe = half_open(now)
+    at = breaker.until + now + MICRO
+    for _ in range(RULES.probes):
+        breaker.succeeded(now=at, probe=probe)
+        ruling = breaker.ask(now=at)
+        assert isinstance(ruling, Allow)
+        probe = ruling.probe
+    assert breaker.state is State.CLOSED
+    return breaker, at
+
+
+def test_a_breaker_that_has_just_closed_lets_calls_in_slowly():
+    breaker, at = closed_again()
+    assert breaker.crowded(RULES.probes - 1, now=at) is None
+    trip = breaker.crowded(RULES.probes, now=at)
+    assert trip is not None
+    assert trip.until == at + EASE
+    breaker.started(now=at)  # one good head: one more may be under way
+    assert breaker.crowded(RULES.probes, now=at) is None
+    assert breaker.crowded(RULES.probes + 1, now=at) is not None
+
+
+def test_after_a_while_or_enough_good_heads_any_number_is_let_in():
+    breaker, at = closed_again()
+    assert breaker.crowded(10_000, now=at + EASE) is None
+    breaker, at = closed_again()
+    for _ in range(EASED):
+        breaker.started(now=at)
+    assert breaker.crowded(10_000, now=at) is None
+
+
+def test_a_breaker_that_was_never_open_or_opened_for_quota_lets_anybody_in():
+    breaker = Breaker(RULES)
+    assert breaker.crowded(10_000, now=0) is None
+    for _ in range(RULES.identical_quota):
+        breaker.refused_for_quota(key="rate_limit", blocked_until=MICRO)
+    assert isinstance(breaker.ask(now=MICRO), Allow)
+    assert breaker.crowded(10_000, now=MICRO) is None
+    assert breaker.closed_at == MICRO
