@@ -14,19 +14,20 @@ process) is outside. A tick does, in this order:
 
 Every input is idempotent by request id: any batch may be sent twice. Each waiter and each grant has
 its span counted exactly once against its tenant. The state lives in `meter.py` (how much fits),
-`line.py` (who is next) and `seats.py` (who else shares the pool); grants live here.
+`line.py` (who is next), `leases.py` (what is in flight) and `seats.py` (who else shares the pool);
+`forecast.py` says how long a call would wait.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import floor
 from typing import TYPE_CHECKING
 
+from gateway.admission import forecast
 from gateway.admission.generations import change_rules
 from gateway.admission.leases import Grant, Leases
 from gateway.admission.line import PLACE_KEPT, Line, Place, Waiter, step
-from gateway.admission.meter import BLOCKED, CONCURRENCY, FULL, REFRESH, Meter
+from gateway.admission.meter import REFRESH, Meter
 from gateway.admission.seats import Seats
 from gateway.admission.values import (
     LANES,
@@ -48,7 +49,7 @@ from gateway.admission.values import (
     same_meters,
     translate,
 )  # fmt: skip
-from gateway.units import MICRO, Micros, Mode, RuleId
+from gateway.units import MICRO, Micros, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,11 +77,12 @@ class PoolCore:
         meter, line, leases, seats: The state that decides.
         epoch: Grows with every cold start.
         version: Grows with every tick.
+        hold: Mean time in flight; 0 while unknown, or where permits are not limited.
         would_have_waited: Calls that shadow mode let pass.
     """
 
     __slots__ = (
-        "_chores_at", "_hold", "epoch", "leases", "line", "meter", "seats", "spec", "version",
+        "_chores_at", "epoch", "hold", "leases", "line", "meter", "seats", "spec", "version",
         "would_have_waited",
     )  # fmt: skip
 
@@ -101,7 +103,7 @@ class PoolCore:
         self.version = 0
         self.leases = Leases()
         self.would_have_waited = 0
-        self._hold: Micros = 0
+        self.hold: Micros = 0
         self._chores_at: Micros = 0
         if cold:
             self.meter.fill()
@@ -245,8 +247,9 @@ class PoolCore:
         The same decision as a tick's, and a property test holds it to that. None says nothing, and
         nothing has changed but the time: a tick must answer. Vectors follow `spec`.
         """
-        self.advance(now)
-        spec, lane, cost, held = self.spec, ask.lane, ask.cost, self.leases.held
+        self._move(now)
+        spec, meter, lane, cost = self.spec, self.meter, ask.lane, ask.cost
+        held, now = self.leases.held, meter.now
         if (
             self.line.waiting
             or not lane
@@ -256,22 +259,35 @@ class PoolCore:
             or spec.mode is not Mode.ENFORCE
             or (spec.concurrency and len(held) >= spec.concurrency)
             or len(cost) != len(spec.dimensions)
-            or (cost and min(cost) < 0)
         ):
             return None
-        span = self.meter.at_once(lane, cost)
+        span = meter.take(lane, cost)
         if not span:
             return None
-        if not spec.queue:
-            return self._grant(ask, lane, 0, 0, spec.dimensions)
-        change = span // ask.weight or 1
-        tag = self.line.serve(lane, ask.tenant, change, self.meter.now)
-        return self._grant(ask, lane, span, tag, spec.dimensions)
+        tag = 0
+        if spec.queue:
+            tag = self.line.serve(lane, ask.tenant, span // ask.weight or 1, now)
+        else:
+            span = 0
+        # NamedTuple's own constructor is a Python function: three times as slow.
+        held[ask.rid] = tuple.__new__(
+            Grant,
+            (now + spec.lease, now, cost, lane, ask.tenant, ask.weight, span, tag, spec.dimensions,
+             self.epoch),
+        )  # fmt: skip
+        return tuple.__new__(Admit, (ask.rid, meter.read(), tag, 0))
 
     def settle(self, now: Micros, done: Settle) -> None:
         """At `now`, what a tick with this settlement does while nobody waits; no reply is made."""
-        self.advance(now)
+        self._move(now)
         self._settle(done)
+
+    def _move(self, now: Micros) -> None:
+        """As `advance`, which is asked only where the clock or a chore needs it."""
+        if self.meter.now <= now < self._chores_at:
+            self.meter.advance(now)
+        else:
+            self.advance(now)
 
     def _settle(self, done: Settle) -> None:
         """The grant is over. An unknown id changes nothing: neither meter nor factor nor block."""
@@ -289,8 +305,8 @@ class PoolCore:
         if refused:
             self.meter.refused(done.retry_after, quota=done.outcome is Outcome.QUOTA)
         elif self.spec.concurrency:
-            held = self.now - grant.at
-            self._hold += ((held - self._hold) >> HOLD_SHIFT) if self._hold else held
+            held = self.meter.now - grant.at
+            self.hold += ((held - self.hold) >> HOLD_SHIFT) if self.hold else held
 
     def _recharge(self, grant: Grant, actual: tuple[int, ...]) -> None:
         """Meter and fairness hold what was really used."""
@@ -320,8 +336,8 @@ class PoolCore:
 
     def _late(self, waiter: Waiter) -> Late:
         """The waiter leaves the line, its place kept."""
-        because = self._held_by(waiter.lane, waiter.ask.cost)
-        eta = self._eta(waiter)
+        because = forecast.held_by(self, waiter.lane, waiter.ask.cost)
+        eta = forecast.eta_of(self, waiter)
         self._step_aside(waiter, eta)
         return Late(rid=waiter.ask.rid, because=because, eta=eta, tag=waiter.tag)
 
@@ -396,10 +412,10 @@ class PoolCore:
         if never is not None:
             return never_fits(spec, ask, *never)
         if not spec.queue:
-            wait = self._wait(ask.lane, cost)
+            wait = forecast.wait(self, ask.lane, cost)
             if not wait:
                 return self._grant(ask, ask.lane, 0, 0, spoken)
-            return Shed(rid=ask.rid, eta=wait, tag=0, because=self._reason())
+            return Shed(rid=ask.rid, eta=wait, tag=0, because=forecast.reason(self))
         return self._enter(ask, spoken, gateway, room)
 
     def _enter(
@@ -413,7 +429,7 @@ class PoolCore:
         tag, seq, kept = self._place(ask, lane)
         wait = 0
         if room > 0 and not line.ahead(lane):
-            wait = self._wait(lane, ask.cost)
+            wait = forecast.wait(self, lane, ask.cost)
             if not wait:
                 if not kept:
                     line.rebook(lane, ask.tenant, step(span, ask.weight))
@@ -421,7 +437,7 @@ class PoolCore:
                 return self._grant(ask, lane, span, tag, spoken)
         deadline = meter.now + ask.deadline_in
         waiter = Waiter(tag, seq, ask, lane, span, deadline, gateway, spoken)
-        refusal = self._refusal(waiter, wait)
+        refusal = forecast.refusal(self, waiter, wait)
         if not kept and (refusal is None or ask.place_key is not None):
             line.rebook(lane, ask.tenant, step(span, ask.weight))
         if refusal is not None:
@@ -429,21 +445,6 @@ class PoolCore:
             return refusal
         line.join(waiter)
         return None
-
-    def _refusal(self, waiter: Waiter, wait: Micros) -> Shed | None:
-        """Why it may not wait: the line is full, or its turn comes after its deadline."""
-        meter, line, ask, lane = self.meter, self.line, waiter.ask, waiter.lane
-        eta = max(self._eta(waiter), meter.hard_wait(ask.cost))
-        if ask.deadline_in <= 0 or not (self.leases.held or meter.growing):
-            # Nothing is out that could be given back early, so this wait is exact.
-            eta = max(eta, wait)
-        full = len(line.waiting) >= self.spec.max_waiting
-        if not full and eta <= ask.deadline_in:
-            return None
-        if lane == 0:
-            line.zero_refunds(waiter.span)
-        because = self.spec.because if full else self._held_by(lane, ask.cost)
-        return Shed(rid=ask.rid, eta=eta, tag=waiter.tag, because=because, full=full)
 
     def _place(self, ask: Ask, lane: int) -> tuple[int, int, bool]:
         """Tag, sequence number, and whether its span is still counted against the tenant.
@@ -466,7 +467,7 @@ class PoolCore:
         if self.spec.mode is Mode.OFF:
             return Admit(rid=ask.rid, meter=self.meter.read(), tag=0)
         lane, cost = ask.lane, ask.cost
-        if self.meter.never(lane, cost) is not None or self._wait(lane, cost):
+        if self.meter.never(lane, cost) is not None or forecast.wait(self, lane, cost):
             self.would_have_waited += 1
         return self._grant(ask, lane, 0, 0, spoken)
 
@@ -477,59 +478,11 @@ class PoolCore:
         spec, meter = self.spec, self.meter
         now = meter.now
         meter.charge(ask.cost, most=spec.mode is Mode.SHADOW)
-        # NamedTuple's own constructor is a Python function: three times as slow.
-        self.leases.held[ask.rid] = tuple.__new__(
-            Grant,
-            (now + spec.lease, now, ask.cost, lane, ask.tenant, ask.weight, span, tag, spoken,
-             self.epoch),
+        self.leases.held[ask.rid] = Grant(
+            now + spec.lease, now, ask.cost, lane, ask.tenant, ask.weight, span, tag, spoken,
+            self.epoch,
         )  # fmt: skip
-        return Admit(rid=ask.rid, meter=self.meter.read(), tag=tag)
-
-    def _wait(self, lane: int, cost: tuple[int, ...]) -> Micros:
-        """0 if the cost fits now, else micros; the meter's `reason` says why."""
-        wait = self.meter.fit(lane, cost)
-        limit = self.spec.concurrency
-        if limit and len(self.leases.held) >= limit:
-            # No timer polls for a free permit: a settlement pumps by itself, or a lease ends.
-            full = max(1, self.leases.next_end(self.meter.now) - self.meter.now)
-            if full > wait:
-                self.meter.reason = CONCURRENCY
-                return full
-        return wait
-
-    def _reason(self) -> RuleId:
-        """The rule behind the last wait."""
-        index = self.meter.reason
-        if index == CONCURRENCY:
-            return self.spec.concurrency_because or self.spec.because
-        return self.spec.because if index == BLOCKED else self.spec.dimensions[index].because
-
-    def _held_by(self, lane: int, cost: tuple[int, ...]) -> RuleId:
-        """The rule that holds a call back: what its own cost meets, else its largest share."""
-        if not self._wait(lane, cost):
-            self.meter.reason = self.meter.dominant(cost)
-        return self._reason()
-
-    def _eta(self, waiter: Waiter) -> Micros:
-        """Predicted wait of a call at that place in line, whether it stands there or may yet."""
-        line, lane, ask, limit = self.line, waiter.lane, waiter.ask, self.spec.concurrency
-        known = ask.rid in line.waiting
-        eta = self.eta(lane)
-        if known or eta > ask.deadline_in:
-            # The lane's whole backlog would let a hog's thousand calls shed everybody else's first.
-            eta = self._stretched(line.ahead_of(lane, waiter.tag, waiter.seq))
-        if limit and self._hold and len(self.leases.held) >= limit:
-            before = sum(line.count[: lane + 1]) - known
-            eta = max(eta, self._hold * before // limit)
-        return eta
-
-    def eta(self, lane: int) -> Micros:
-        """Predicted wait of a small call that arrives in that lane now."""
-        return self._stretched(self.line.ahead(lane))
-
-    def _stretched(self, ahead: Micros) -> Micros:
-        """Work ahead takes longer while the factor is cut."""
-        return ahead if self.meter.factor == FULL else floor(ahead / (self.meter.factor / 1e6))
+        return Admit(rid=ask.rid, meter=meter.read(), tag=tag)
 
     def _keep(self, waiter: Waiter, eta: Micros) -> None:
         """The place of a refused call stays until well after the advised return."""
@@ -564,15 +517,15 @@ class PoolCore:
     def _served(self, head: Waiter, caller: str, reply: Reply) -> bool:
         """True if the head has left the line, granted or refused; else the reply says when."""
         ask, meter, lane = head.ask, self.meter, head.lane
-        wait = self._wait(lane, ask.cost) if self.spec.mode is Mode.ENFORCE else 0
+        wait = forecast.wait(self, lane, ask.cost) if self.spec.mode is Mode.ENFORCE else 0
         if not wait:
             self.line.leave(head)
             self.line.reach(lane, head.tag)
             waited = meter.now - (head.deadline - ask.deadline_in)
             admit = self._grant(ask, lane, head.span, head.tag, head.shape)
-            self._mail(head.gateway, replace(admit, waited=waited), caller, reply)
+            self._mail(head.gateway, admit._replace(waited=waited), caller, reply)
             return True
-        because = self._reason()
+        because = forecast.reason(self)
         hard = meter.hard_wait(ask.cost)
         if meter.now + hard > head.deadline:
             # What cannot come in time must not hold up those behind.

@@ -146,10 +146,26 @@ class Line:
         return tag if waiting is None else max(tag, waiting.last)
 
     def serve(self, lane: int, tenant: str, change: int, now: Micros) -> int:
-        """The tag of a call granted at once while its lane is empty: booked and reached."""
-        tag = self.start(lane, tenant, now)
-        self.rebook(lane, tenant, change)
+        """The tag of a call granted at once while its lane is empty: booked and reached.
+
+        What `start`, `rebook` and `reach` do there, in one step; `change` is above zero.
+        """
+        virtual, finishes = self.v[lane], self._finish[lane]
+        if virtual < now:  # noqa: PLR1730 - the hot path
+            virtual = now
+        tag = virtual
+        if finishes is None or self._top[lane] <= virtual:
+            finishes = self._finish[lane] = {}
+            self._sweep_at[lane] = FEWEST_TENANTS
+        else:
+            finish = finishes.get(tenant, 0)
+            if finish > tag:  # noqa: PLR1730 - the hot path
+                tag = finish
         self.v[lane] = tag
+        finish = finishes[tenant] = tag + change
+        self._top[lane] = max(self._top[lane], finish)
+        if len(finishes) > self._sweep_at[lane]:
+            self._sweep(lane, virtual)
         return tag
 
     def rebook(self, lane: int, tenant: str, change: int) -> None:
@@ -164,7 +180,7 @@ class Line:
                 return
             finishes = self._finish[lane] = {}
         finish = finishes.get(tenant, 0)
-        finish = (max(virtual, finish)) + change
+        finish = (finish if finish > virtual else virtual) + change  # noqa: FURB136 - the hot path
         if finish <= virtual:
             finishes.pop(tenant, None)
             return
@@ -172,9 +188,14 @@ class Line:
         if finish > self._top[lane]:  # noqa: PLR1730 - the hot path
             self._top[lane] = finish
         if len(finishes) > self._sweep_at[lane]:
-            alive = {name: at for name, at in finishes.items() if at > virtual}
-            self._finish[lane] = alive
-            self._sweep_at[lane] = max(FEWEST_TENANTS, 2 * len(alive))
+            self._sweep(lane, virtual)
+
+    def _sweep(self, lane: int, virtual: int) -> None:
+        """Tenants whose past no longer counts are forgotten."""
+        finishes = self._finish[lane] or {}
+        alive = {name: at for name, at in finishes.items() if at > virtual}
+        self._finish[lane] = alive
+        self._sweep_at[lane] = max(FEWEST_TENANTS, 2 * len(alive))
 
     def reach(self, lane: int, tag: int) -> None:
         """A call with that tag was granted: virtual time is at least there."""

@@ -20,7 +20,7 @@ every 100 us would otherwise lose up to a unit each time and refill slower than 
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.admission.periods import period
 from gateway.admission.slots import SlotLog
@@ -76,6 +76,20 @@ BLOCKED, CONCURRENCY = -1, -2
 """`Meter.reason` where no dimension decides: the provider's word to wait, permits in flight."""
 
 
+class Bound(NamedTuple):
+    """What one dimension may hold for one lane now.
+
+    Attributes:
+        depth: Of its bucket.
+        room: Of its log; negative if others fill it.
+        ceiling: A cost above it can never fit.
+    """
+
+    depth: int
+    room: int
+    ceiling: int
+
+
 class Meter:
     """Level and log of every dimension of one pool at `now`.
 
@@ -90,11 +104,10 @@ class Meter:
     """
 
     __slots__ = (
-        "_brinks", "_calm", "_ceilings", "_cut_at", "_depths", "_ease_from", "_eased", "_ends",
-        "_factor_at", "_foreign_at",
-        "_fractions", "_least", "_lent", "_log_of", "_pace", "_period_end", "_rates", "_rolling",
-        "_rooms", "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor", "foreign",
-        "level", "logs", "now", "reason", "sums",
+        "_bounds", "_brinks", "_calm", "_cut_at", "_ease_from", "_eased", "_ends", "_factor_at",
+        "_foreign_at", "_fractions", "_least", "_lent", "_log_of", "_pace", "_period_end", "_rates",
+        "_rolling", "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor",
+        "foreign", "level", "logs", "now", "reason", "sums",
     )  # fmt: skip
 
     def __init__(self, spec: PoolSpec, now: Micros) -> None:
@@ -131,11 +144,6 @@ class Meter:
         """Other limits, depths, caps or pace for the same dimensions; what stands stays."""
         dims = self.dims = spec.dimensions
         self._pace = spec.pace_ppm
-        lanes = range(LANES)
-        self._depths = tuple(
-            tuple(dim.limit if dim.calendar else dim.depth[lane] for dim in dims) for lane in lanes
-        )
-        self._ceilings = tuple(tuple(dim.cap[lane] or dim.limit for dim in dims) for lane in lanes)
         self._rolling = tuple(i for i, dim in enumerate(dims) if not dim.calendar)
         # A day's budget says nothing about how long a call keeps the pool busy: not in the span.
         self._scales = tuple(
@@ -161,13 +169,19 @@ class Meter:
             ]
             for pace in (self._pace, self._pace if self._pace <= FULL else CALM_PPM)
         )
-        self._rooms = tuple(
-            tuple(self.room(i, lane) for i in range(len(self.dims))) for lane in range(LANES)
+        self._bounds = tuple(
+            tuple(self._bound(i, lane) for i in range(len(self.dims))) for lane in range(LANES)
         )
         self._brinks = [
-            self._rooms[1][i] * BRINK_PPM // 1_000_000 if dim.cap[1] else 0
+            self._bounds[1][i].room * BRINK_PPM // 1_000_000 if dim.cap[1] else 0
             for i, dim in enumerate(self.dims)
         ]
+
+    def _bound(self, i: int, lane: int) -> Bound:
+        """What a dimension may hold for that lane."""
+        dim = self.dims[i]
+        depth = dim.limit if dim.calendar else dim.depth[lane]
+        return Bound(depth, self.room(i, lane), dim.cap[lane] or dim.limit)
 
     def _rate(self, i: int) -> float:
         """Micro-units per micro that drain from the level now."""
@@ -195,12 +209,13 @@ class Meter:
             self._recover()
         level = self.level
         for i in self._rolling:
-            if level[i]:
+            standing = level[i]
+            if standing:
                 rates = self._rates if self.sums[i] >= self._brinks[i] else self._calm
                 drained = rates[i] * elapsed + self._fractions[i]
-                whole = floor(drained)
-                if level[i] > whole:
-                    level[i] -= whole
+                if standing > drained:
+                    whole = floor(drained)
+                    level[i] = standing - whole
                     self._fractions[i] = drained - whole
                 else:
                     level[i] = 0
@@ -223,12 +238,16 @@ class Meter:
 
     def _decay(self) -> None:
         """Foreign use fades by half per half-life, at most half a window."""
+        faded = False
         for i, dim in enumerate(self.dims):
             share = self.foreign[i]
             if not share:
                 continue
             step = max(1, min(FOREIGN_HALF_LIFE, dim.window // 2) // FOREIGN_STEPS)
             steps = (self.now - self._foreign_at[i]) // step
+            if not steps:
+                continue
+            faded = True
             self._foreign_at[i] += steps * step
             while steps and share:
                 share = floor(share * FOREIGN_DECAY)
@@ -236,8 +255,9 @@ class Meter:
                 if share * FOREIGN_FLOOR < dim.limit:
                     share = 0
             self.foreign[i] = share
-        self._lent = any(self.foreign)
-        self._reckon()
+        if faded:
+            self._lent = any(self.foreign)
+            self._reckon()
 
     def _turn_over(self) -> None:
         """A new day or month: its dimensions begin at zero."""
@@ -290,9 +310,8 @@ class Meter:
             lost: That charge was made before a cold start: levels and logs no longer hold it, so
                 nothing is given back but to calendars, which a cold start leaves alone.
         """
-        log = self._whole_log
-        if log is not None and not lost:
-            self._correct_all(log, cost, actual, at)
+        if self._whole_log is not None and not lost:
+            self._correct_all(self._whole_log, cost, actual, at)
             return
         level = self.level
         for i, charged in enumerate(cost):
@@ -353,42 +372,46 @@ class Meter:
         The static ceiling of the lane itself: cut factor and foreign use make a call wait, not
         fail; and tier 1's ceiling would let a tier 3 call wait for an empty log that never comes.
         """
-        ceilings = self._ceilings[lane]
-        for units, ceiling in zip(cost, ceilings, strict=True):
-            if units > ceiling:
-                break
-        else:
-            return None
-        return next((i, most) for i, most in enumerate(ceilings) if cost[i] > most)
+        for i, bound in enumerate(self._bounds[lane]):
+            if cost[i] > bound.ceiling:
+                return i, bound.ceiling
+        return None
 
-    def at_once(self, lane: int, cost: Sequence[int]) -> Micros:
-        """The span of a cost that fits now, in one pass; 0 if `never` and `fit` must say why not.
+    def take(self, lane: int, cost: Sequence[int]) -> Micros:
+        """The span of a cost that fits now and is charged; 0, and nothing is, where it does not.
 
-        The same decision as those and `span`, and a property test holds it to that. It exists
-        because nearly every call of an unsaturated pool takes this way.
+        The same as `never`, `fit`, `span` and `charge`, and a property test holds it to that. It
+        exists because nearly every call of an unsaturated pool takes this way.
         """
-        if self.blocked_until > self.now or (self._ease_from and self._easing()):
+        now = self.now
+        if self.blocked_until > now or (self._ease_from and self._easing()):
             return 0
+        level, sums = self.level, self.sums
         largest = 0.0
-        for units, level, held, depth, room, ceiling, scale in zip(
-            cost,
-            self.level,
-            self.sums,
-            self._depths[lane],
-            self._rooms[lane],
-            self._ceilings[lane],
-            self._scales,
-            strict=True,
+        for units, standing, held, (depth, room, ceiling), scale in zip(
+            cost, level, sums, self._bounds[lane], self._scales, strict=True
         ):
             if (
                 units > ceiling
-                or (level and level + units > depth)
+                or units < 0
+                or (standing and standing + units > depth)
                 or (held and held + units > room)
             ):
                 return 0
             share = units * scale
             if share > largest:  # noqa: PLR1730 - the hot path
                 largest = share
+        if self._ease_from or self._whole_log is None:
+            self.charge(cost)
+        else:
+            log = self._whole_log
+            cell = log.slots.get(now // log.width) or log.cell(now)
+            i = 0
+            for units in cost:
+                level[i] += units
+                cell[i] += units
+                sums[i] += units
+                i += 1  # noqa: SIM113 - the hot path
         return floor(largest) or self._least
 
     def fit(self, lane: int, cost: Sequence[int]) -> Micros:
@@ -402,8 +425,8 @@ class Meter:
         one where a settlement gives something back; both come with a tick of their own.
         """
         if self.blocked_until <= self.now and not (self._ease_from and self._easing()):
-            for units, level, held, depth, room in zip(
-                cost, self.level, self.sums, self._depths[lane], self._rooms[lane], strict=True
+            for units, level, held, (depth, room, _) in zip(
+                cost, self.level, self.sums, self._bounds[lane], strict=True
             ):
                 if (level and level + units > depth) or (held and held + units > room):
                     break
@@ -440,14 +463,14 @@ class Meter:
             return self._ends[i] - self.now if level + units > self.dims[i].limit else 0
         wait = 0
         if level:
-            over = level + units - self._depths[lane][i]
+            over = level + units - self._bounds[lane][i].depth
             if over > 0:
                 rate = self._rate(i)
                 wait = ceil(min(over, level) / rate) if rate > 0 else REFRESH
         log = self._log_of[i]
         held = self.sums[i]
         if log is not None and held:
-            over = held + units - self._rooms[lane][i]
+            over = held + units - self._bounds[lane][i].room
             if over > 0:
                 wait = max(wait, log.until(self.now, i, over))
         return wait
@@ -477,6 +500,8 @@ class Meter:
         """Our meter: the log's sum where there is a log, else the level."""
         if self._whole_log is not None:
             return tuple(self.sums)
+        if not self.logs:
+            return tuple(self.level)
         return tuple(
             level if log is None else held
             for level, held, log in zip(self.level, self.sums, self._log_of, strict=True)
@@ -533,7 +558,7 @@ class Meter:
             dims: Indices of the rolling dimensions to fill; None for all.
         """
         for i in self._rolling if dims is None else dims:
-            self.level[i] = max(self.level[i], self._depths[1][i])
+            self.level[i] = max(self.level[i], self._bounds[1][i].depth)
             self._fractions[i] = 0.0
             log = self._log_of[i]
             if log is not None:

@@ -123,8 +123,7 @@ class Ask:
         return self.rid < other.rid
 
 
-@valueclass(frozen=True, slots=True, kw_only=True)
-class Admit:
+class Admit(NamedTuple):
     """Granted: send it now.
 
     Attributes:

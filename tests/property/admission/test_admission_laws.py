@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.admission import forecast
 from gateway.admission.core import Admit, Ask, Caller, Late, Never, Outcome, PoolCore, Settle, Shed
 from gateway.admission.profiles import Shape, pool_spec
 from tests.property.admission.world import (
@@ -116,7 +117,7 @@ def test_the_head_that_waits_really_does_not_fit(seed):
         reply = world.random_step()
         heads = [head for lane in range(4) if (head := world.core.line.head(lane))]
         if heads:
-            assert world.core._wait(heads[0].lane, heads[0].ask.cost) > 0
+            assert forecast.wait(world.core, heads[0].lane, heads[0].ask.cost) > 0
             assert reply.blocked_by
 
 

@@ -78,8 +78,9 @@ def test_zero_cost_in_a_full_dimension_fits():
     meter = meter_of({"rpm": 10, "tpm": 1_000}, shape=Shape.OWN)
     meter.charge((U, 1_000 * U))
     assert meter.fit(1, (U, 0)) == 0
-    assert meter.at_once(1, (U, U)) == 0
+    assert meter.take(1, (U, U)) == 0
     assert meter.fit(1, (U, U)) > 0
+    assert meter.take(1, (U, 0)) > 0
 
 
 def test_foreign_use_of_the_whole_limit_looks_again_each_second():
