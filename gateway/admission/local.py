@@ -80,6 +80,10 @@ class Wait(asyncio.Future["Verdict"]):
                 self._store.withdraw(self._pool, self)
         return False
 
+    def overdue(self) -> None:
+        """The deadline passed in line."""
+        self._store.overdue(self._pool, self.ask.rid)
+
     def result(self) -> Verdict:
         """The verdict; from now on the grant is the caller's to settle or cancel.
 
@@ -315,10 +319,10 @@ class LocalStore:
         """A future of the verdict, with its deadline watched."""
         wait = Wait(self, pool, ask, asyncio.get_running_loop())
         pool.waits[ask.rid] = wait
-        wait.timer = self._clock.after(ask.deadline_in, lambda: self._overdue(pool, ask.rid))
+        wait.timer = self._clock.after(ask.deadline_in, wait.overdue)
         return wait
 
-    def _overdue(self, pool: _Pool, rid: str) -> None:
+    def overdue(self, pool: _Pool, rid: str) -> None:
         """The deadline passed in line."""
         if rid in pool.waits:
             reply = pool.core.tick(self._clock.now(), pool.caller, lates=(rid,))
