@@ -17,13 +17,15 @@ import orjson
 from gateway.admission.profiles import Profile
 from gateway.clock import Clock
 from gateway.emulator import chat, messages, responses
-from gateway.emulator.ask import Answer, Ask, Counted, Planner, Prompt, PromptCache, Rejected
+from gateway.emulator.answer import Answer, Planner
+from gateway.emulator.ask import Ask, Prompt, Rejected
 from gateway.emulator.chat import Frame
 from gateway.emulator.config import EmulatorConfig, Fault, ModelSpec
 from gateway.emulator.exchange import ConnectionBroken, Ended, Exchange
 from gateway.emulator.faults import Faults, scripted
 from gateway.emulator.ledger import Ledger, Row
 from gateway.emulator.meters import ANTHROPIC, OPENAI, HeaderPairs, Limiter, Scope, error_body
+from gateway.emulator.prompt_cache import Counted, PromptCache
 from gateway.emulator.rejections import (
     cap_too_large,
     context_exceeded,

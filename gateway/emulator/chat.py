@@ -11,7 +11,9 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.ask import MAX_CHOICES, Answer, Ask, Choice, Counted, Prompt, Rejected, Tool
+from gateway.emulator.answer import Answer, Choice
+from gateway.emulator.ask import MAX_CHOICES, Ask, Prompt, Rejected, Tool
+from gateway.emulator.prompt_cache import Counted
 
 Frame = tuple[bytes, int]
 """One event as bytes, and the output tokens it carries."""

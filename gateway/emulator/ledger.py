@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.emulator.ask import Counted
+from gateway.emulator.prompt_cache import Counted
 from gateway.units import MICRO, Micros
 
 MAX_ROWS = 10_000

@@ -8,8 +8,10 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.ask import Answer, Ask, Choice, Counted, Prompt, Rejected, Tool
+from gateway.emulator.answer import Answer, Choice
+from gateway.emulator.ask import Ask, Prompt, Rejected, Tool
 from gateway.emulator.chat import Frame
+from gateway.emulator.prompt_cache import Counted
 from gateway.emulator.text import as_json
 
 _FINISH = {

@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from gateway.emulator.ask import Answer, Ask, Choice, Counted, Prompt, Rejected, Tool, ToolCall
+from gateway.emulator.answer import Answer, Choice, ToolCall
+from gateway.emulator.ask import Ask, Prompt, Rejected, Tool
 from gateway.emulator.chat import (
     Frame,
     decimal,
@@ -20,6 +21,7 @@ from gateway.emulator.chat import (
     whole,
     wrong_type,
 )  # fmt: skip
+from gateway.emulator.prompt_cache import Counted
 from gateway.emulator.text import as_json
 
 STORED = 1_000
