@@ -330,23 +330,32 @@ class Unpacking:
 def decode(body: bytes) -> dict[str, Any]:
     """The JSON object of a body, as policy may read it.
 
+    Raises:
+        MalformedCall: Not JSON, not an object, or more elements than policy may spend memory on.
+    """
+    value = decode_any(body)
+    if not isinstance(value, dict):
+        raise MalformedCall("The body must be a JSON object.")
+    return value
+
+
+def decode_any(body: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """The JSON of a body, as policy may read it.
+
     Lone surrogates become U+FFFD and NaN becomes null: in this copy only, the bytes sent upstream
     keep them.
 
     Raises:
-        MalformedCall: Not JSON, not an object, or more elements than policy may spend memory on.
+        MalformedCall: Not JSON, or more elements than policy may spend memory on.
     """
     if body.startswith(b"\xef\xbb\xbf"):
         body = body[3:]
     if len(body) > MAX_ELEMENTS and body.count(b",") > MAX_ELEMENTS:
         raise MalformedCall(f"The body has more than {MAX_ELEMENTS} JSON elements.")
     try:
-        value = orjson.loads(body)
+        return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        value = _repaired(body, error)
-    if not isinstance(value, dict):
-        raise MalformedCall("The body must be a JSON object.")
-    return value
+        return _repaired(body, error)
 
 
 def _repaired(body: bytes, first: orjson.JSONDecodeError) -> Any:  # noqa: ANN401 - any JSON value

@@ -16,12 +16,12 @@ from gateway.admission.profiles import Estimate, Usage
 from gateway.units import Micros, RuleId, Tokens, valueclass
 
 if TYPE_CHECKING:
-    from gateway.snapshot import AgentRule, Deployment, Model, Snapshot, Tier
+    from gateway.snapshot import AgentRule, Deployment, Model, Server, Snapshot, Tier, ToolRule
 
 __all__ = [
     "Bytes", "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList",
     "HeldCall", "Kind", "Layer", "Part", "PartKind", "Principal", "Remembered", "Reply", "Service",
-    "Source", "Usage", "VerdictNote",
+    "Source", "ToolCall", "Usage", "VerdictNote",
 ]  # fmt: skip
 
 HeaderList: TypeAlias = "list[tuple[bytes, bytes]]"
@@ -167,6 +167,96 @@ class End(StrEnum):
     DRAINED = "drained"
 
 
+class Incoming(Protocol):
+    """A JSON-RPC message as its reader knows it; `wire.mcp.Message` is one."""
+
+    @property
+    def raw(self) -> bytes:
+        """Its bytes as sent."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """What it asks for."""
+        ...
+
+    @property
+    def id(self) -> bytes:
+        """The id's own JSON text; b"" where no answer is owed."""
+        ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of a tool or prompt."""
+        ...
+
+
+class ToolCall:
+    """What a call asks of a tool server, and what came back.
+
+    Attributes, with their writer:
+        server (target): Whose tool it is.
+        method, tool (target): "tools/call" and the tool's name at its server; for other methods
+            the prompt's name or the resource's URI.
+        public (target): The name by which the caller knows it; `tool` but in a federation.
+        rule (target): The first of policy's rules that fits; None where policy says nothing.
+        message (target): The request: raw bytes, id with its exact text, arguments as decoded.
+        stateless (target): Its sender speaks 2026-07-28; else it holds a session.
+        session (target): The sender's session, "" in the stateless era.
+        repeatable (gate): Running it twice does no harm, by policy's word: it may be tried again.
+        gates (gate): Asked, in order, with each result (the `result` member, decoded) before the
+            caller sees it. Returns None to let it pass, or JSON text to stand in its place; raises
+            `GatewayError` to refuse it.
+        result (invoke): The result as decoded, before the gates; None where there is none.
+        result_bytes (invoke): Bytes of the response.
+    """
+
+    __slots__ = (
+        "_canonical", "gates", "message", "method", "public", "repeatable", "result",
+        "result_bytes", "rule", "server", "session", "stateless", "tool",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - each fact of the request once
+        self,
+        *,
+        server: Server,
+        message: Incoming,
+        tool: str,
+        public: str,
+        rule: ToolRule | None = None,
+        stateless: bool = True,
+        session: str = "",
+    ) -> None:
+        self.server = server
+        self.message = message
+        self.method = message.method
+        self.tool = tool
+        self.public = public
+        self.rule = rule
+        self.stateless = stateless
+        self.session = session
+        self.repeatable = False
+        self.gates: list[Callable[[Mapping[str, Any]], bytes | None]] = []
+        self.result: Mapping[str, Any] | None = None
+        self.result_bytes = 0
+        self._canonical: bytes | None = None
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments as decoded; empty where there are none."""
+        return self.message.arguments
+
+    def canonical(self, encode: Callable[[Mapping[str, Any]], bytes]) -> bytes:
+        """The arguments in the one form that all spellings of them share; made once.
+
+        Args:
+            encode: Sorts keys at every depth and writes no white space.
+        """
+        if self._canonical is None:
+            self._canonical = encode(self.arguments)
+        return self._canonical
+
+
 class Call:
     """One request under way.
 
@@ -177,6 +267,8 @@ class Call:
             encoding.
         parsed (edge; dropped by admit before a wait): decoded JSON, or None.
         fields (edge): what policy needs of the body; None on routes that are not parsed.
+        rpc (edge): the JSON-RPC messages of an MCP POST, a `wire.mcp.Posted`; else None.
+        tool (target): what is asked of a tool server; None for all other calls.
         principal, session, tier, deadline (identify): `deadline` is an instant of `clock.now()`.
         model, deployment, estimate (estimate, then downgrade): the rung now tried.
         attempt (retry): 1 on the first.
@@ -201,9 +293,9 @@ class Call:
         "answer", "attempt", "body", "client", "coding", "credential", "deadline", "deployment",
         "dialect", "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers",
         "id", "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer",
-        "place_key", "principal", "queue_us", "received", "reserved", "rungs_left", "sent",
-        "session", "snapshot", "tags", "target", "tier", "upload", "upstream_status", "upstream_us",
-        "usage", "usage_injected",
+        "place_key", "principal", "queue_us", "received", "reserved", "rpc", "rungs_left", "sent",
+        "session", "snapshot", "tags", "target", "tier", "tool", "upload", "upstream_status",
+        "upstream_us", "usage", "usage_injected",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - the edge states every fact of the request once
@@ -237,6 +329,8 @@ class Call:
         self.peer = ""
         self.parsed: Mapping[str, Any] | None = None
         self.fields: Fields | None = None
+        self.rpc: Any = None
+        self.tool: ToolCall | None = None
         self.principal: Principal | None = None
         self.session = ""
         self.tier: Tier | None = None

@@ -3,7 +3,8 @@
     GatewayError                 abstract: code, status, retry_after, because
     ├─ CallerFault    MalformedCall 400, Unauthenticated 401, Forbidden 403, NoSuchRoute 404,
     │                 MethodNotAllowed 405, BodyTooLarge 413, UnknownCoding 415, UpgradeRefused 426,
-    │                 NeverFits 400, ContractBreach 400, KeyConflict 409, LoopDetected 429
+    │                 NeverFits 400, ContractBreach 400, KeyConflict 409, LoopDetected 429,
+    │                 ProtocolFault (MCP's own codes)
     ├─ Saturated      QueueFull 429, DeadlinePassed 429, BudgetSpent 429
     ├─ UpstreamFault  UpstreamTimeout 504, UpstreamUnreachable 502, UpstreamMalformed 502,
     │                 StreamCut, BreakerOpen 503
@@ -18,8 +19,9 @@ A message is written for the agent's developer: rule, scope, limit, reset. It ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gateway.units import Micros, RuleId
 
@@ -151,6 +153,32 @@ class LoopDetected(CallerFault):
     quotes = True
     status = 429
     default_code = "loop_detected"
+
+
+class ProtocolFault(CallerFault):
+    """A broken rule of MCP, said in the code that MCP has for it.
+
+    Attributes:
+        rpc: JSON-RPC code.
+        http: Status towards the client.
+        data: Members of the error's data that the code prescribes.
+    """
+
+    default_code = "protocol_violation"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rpc: int = -32600,
+        http: int = 400,
+        data: Mapping[str, Any] | None = None,
+        **more: Any,  # noqa: ANN401 - as `GatewayError`
+    ) -> None:
+        super().__init__(message, **more)
+        self.rpc = rpc
+        self.http = http
+        self.data = data or {}
 
 
 class Saturated(GatewayError):

@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from gateway import bodies
+from gateway.call import Dialect
 from gateway.errors import MalformedCall, QueueFull
 from gateway.units import MICRO, Micros
+from gateway.wire import mcp
 from gateway.wire.codec import CODECS
 from gateway.wire.splice import MODEL_KEYS, duplicate_keys
 
@@ -75,6 +77,9 @@ class Intake:
         self._hold(flight, len(body))
         if call.coding:
             body = await self._unpacked(body, call.coding, limit)
+        if call.dialect is Dialect.MCP:
+            self._messages(flight, body)
+            return
         parsed = bodies.decode(body)
         twice = duplicate_keys(body, MODEL_KEYS)
         if twice is not None:
@@ -85,6 +90,19 @@ class Intake:
         call.fields = CODECS[call.dialect].fields(parsed)
         call.parsed = parsed
         flight.outlet.model = call.fields.model
+
+    def _messages(self, flight: Flight, body: bytes) -> None:
+        """The JSON-RPC messages are in the call; what is wrong with them is said under their id."""
+        call = flight.call
+        try:
+            parsed = bodies.decode_any(body)
+        except MalformedCall as error:
+            raise mcp.fault(mcp.PARSE_ERROR, error.message) from error
+        ident = mcp.id_of(parsed, body)
+        if ident:
+            flight.outlet.rpc_id = ident
+        call.rpc = mcp.read(parsed, body, call.headers)
+        call.body = body  # an upstream that speaks JSON-RPC is sent messages, never a coding
 
     def _hold(self, flight: Flight, size: int) -> None:
         """The bytes count as held by this call."""

@@ -23,10 +23,12 @@ from gateway.layers.estimate import Estimating
 from gateway.layers.guard_loops import LoopGuard
 from gateway.layers.hold import Holding
 from gateway.layers.identify import Recognizer
+from gateway.layers.invoke import Invoke
 from gateway.layers.models import Models
 from gateway.layers.observe import Observing
 from gateway.layers.retry import Retrying
 from gateway.layers.settle import Settling, unpacked
+from gateway.layers.target import Target
 from gateway.layers.trace import Tracing
 from gateway.layers.trip import Breakers
 from gateway.pipeline import Parts, held_pipeline
@@ -37,6 +39,8 @@ from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.traces import open_spans
 from gateway.tokens import Counter, Missing, Vocabulary
+from gateway.tools.exchange import Exchanges
+from gateway.tools.plane import Plane
 from gateway.upstream import AiohttpTransport
 from gateway.webhooks import Webhooks
 from scheduler import api as scheduler
@@ -100,6 +104,14 @@ def pools_of(snapshot: Snapshot) -> Iterator[PoolSpec]:
         yield from (*provider.passthrough_pools, *provider.count_tokens_pools)
     for agent in snapshot.agents.values():
         yield from (*agent.pools, *agent.tenant_pools)
+    for server in snapshot.servers.values():
+        yield from server.pools
+
+
+def upstreams_of(snapshot: Snapshot) -> set[str]:
+    """Base URLs that calls pinned to this policy may reach."""
+    servers = (server.provider for server in snapshot.servers.values())
+    return {one.base_url for one in (*snapshot.providers.values(), *servers)}
 
 
 def secrets_of(snapshot: Snapshot) -> list[str]:
@@ -110,6 +122,9 @@ def secrets_of(snapshot: Snapshot) -> list[str]:
         found += [value.reveal() for _, value in provider.extra_headers]
         if provider.query is not None:
             found.append(provider.query.reveal())
+    for server in snapshot.servers.values():
+        found += [one.secret.reveal() for one in server.provider.credentials]
+        found += [value.reveal() for _, value in (*server.provider.extra_headers, *server.env)]
     hooks = snapshot.holds.webhooks
     if hooks.secret is not None:
         found.append(hooks.secret.reveal())
@@ -188,6 +203,7 @@ class Machine:
             on_status=metrics.answered,
             on_head=Steering(self.store, clock, admission.producing).head,
         )
+        exchanges = Exchanges(self.transport, clock)
         return Parts(
             clock=clock,
             rng=rng,
@@ -215,6 +231,9 @@ class Machine:
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
             loops=self.loops,
             holding=Holding(self.resuming.keep, clock, self._broken),
+            target=Target(exchanges.listed),
+            invoke=Invoke(exchanges, clock, on_status=metrics.answered),
+            plane=Plane(exchanges),
         )
 
     def _broken(self, call: Call) -> bool:
@@ -293,7 +312,7 @@ class Machine:
             self.store.follow(pool)
         if self.spawn is not None:
             # Pools of upstreams that are gone close when the last call pinned to them ends.
-            self.spawn(self.transport.keep({one.base_url for one in new.providers.values()}))
+            self.spawn(self.transport.keep(upstreams_of(new)))
         self.metrics.policy(new.revision)
         self.log.info("policy_loaded", revision=new.revision, digest=new.digest)
 

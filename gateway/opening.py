@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from gateway.errors import UpstreamMalformed, UpstreamTimeout, UpstreamUnreachable
 from gateway.wire.sse import Events
 
 if TYPE_CHECKING:
     from gateway.clock import Clock, Timer
+    from gateway.errors import UpstreamFault
     from gateway.units import Micros
-    from gateway.upstream import Incoming
+    from gateway.upstream import Incoming, TransportFault
     from gateway.wire.sse import Event
 
 MAX_ERROR_BODY = 1 << 20
@@ -166,3 +168,16 @@ def opening_error(event: Event) -> object | None:
         return parsed
     bare = parsed.get("error") and "choices" not in parsed and "type" not in parsed
     return parsed if bare else None
+
+
+def fault_of(error: TransportFault, provider: str) -> UpstreamFault:
+    """The transport's fault in our tree; what was sent decides whether it may be repeated."""
+    if error.kind == "malformed":
+        return UpstreamMalformed(f"{provider} did not answer in HTTP.")
+    if error.kind in ("connect_timeout", "pool_timeout"):
+        return UpstreamTimeout(f"{provider} did not accept a connection in time.", code=error.kind)
+    if error.sent == "nothing":
+        text = f"{provider} cannot be reached ({error.kind})."
+        return UpstreamUnreachable(text, code="connect_failed")
+    text = f"{provider} broke the connection before it answered ({error.kind})."
+    return UpstreamUnreachable(text, code=f"upstream_{error.kind}")

@@ -13,11 +13,13 @@ from gateway.call import Dialect, Service, stack
 from gateway.layers.admit import Admission, admit, admit_caller
 from gateway.layers.downgrade import Downgrading, Stays
 from gateway.layers.estimate import Estimating, estimate
+from gateway.layers.gate import gate
 from gateway.layers.guard_loops import LoopGuard
 from gateway.layers.identify import identify, identify_again
 from gateway.layers.mark import mark
 from gateway.layers.observe import Observing
 from gateway.layers.trip import Breakers, Tripping
+from gateway.wire.mcp import GOVERNED
 
 if TYPE_CHECKING:
     from gateway.call import Call, Reply
@@ -26,11 +28,15 @@ if TYPE_CHECKING:
     from gateway.layers.dispatch import Dispatch
     from gateway.layers.hold import Holding
     from gateway.layers.identify import Recognizer
+    from gateway.layers.invoke import Invoke
     from gateway.layers.models import Models
     from gateway.layers.retry import Retrying
     from gateway.layers.settle import Settling
+    from gateway.layers.target import Target
     from gateway.layers.trace import Tracing
+    from gateway.tools.plane import Plane
     from gateway.units import Rng
+    from gateway.wire.mcp import Posted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,9 @@ class Parts:
     loops: LoopGuard = field(default_factory=LoopGuard)
     tracing: Tracing | None = None
     holding: Holding | None = None
+    target: Target | None = None
+    invoke: Invoke | None = None
+    plane: Plane | None = None
 
 
 def model_pipeline(parts: Parts) -> Service:
@@ -115,6 +124,49 @@ def held_pipeline(parts: Parts) -> Service:
     )
 
 
+def tool_pipeline(parts: Parts) -> Service:
+    """TOOLS: every call that makes a tool server work."""
+    assert parts.target is not None  # noqa: S101 - wired together with the plane
+    assert parts.invoke is not None  # noqa: S101 - wired together with the plane
+    return stack(
+        # must see every refusal and every escape
+        parts.observing,
+        # a stranger may cost us no effort
+        identify(parts.recognize),
+        # which server and tool is meant, and whether this identity may use them
+        parts.target,
+        # certain refusals, consent and stored replies come before anything scarce is held
+        gate,
+        # what a caller may use does not depend on how often we try: once per call
+        admit_caller(parts.admission),
+        # sleeping must hold no permit, so outside admit; repeats only what may be repeated
+        parts.retrying,
+        # nobody queues for an open breaker
+        Tripping(breakers=parts.breakers, clock=parts.clock, rng=parts.rng),
+        # the last wait before spending; the permit lives until the body closes
+        admit(parts.admission),
+        # inside admit: the cost is known before the permit goes
+        parts.settling,
+        service=parts.invoke,
+    )
+
+
+def mcp_pipeline(parts: Parts) -> Service | None:
+    """What `/mcp` is served by: TOOLS for work, the plane for all else; None without a plane."""
+    if parts.plane is None:
+        return None
+    tools = tool_pipeline(parts)
+    plane = local_pipeline(parts, parts.plane)
+
+    async def serve(call: Call) -> Reply:
+        posted: Posted | None = call.rpc
+        if posted is not None and not posted.batch and posted.first.method in GOVERNED:
+            return await tools(call)
+        return await plane(call)
+
+    return serve
+
+
 def local_pipeline(parts: Parts, service: Service) -> Service:
     """Answers that no quota pays for: identified and observed, never queued or billed."""
     return stack(
@@ -129,12 +181,15 @@ def pipeline(parts: Parts) -> Service:
     model = model_pipeline(parts)
     models = local_pipeline(parts, parts.models)
     count = local_pipeline(parts, parts.count_tokens)
+    mcp = mcp_pipeline(parts)
 
     async def serve(call: Call) -> Reply:
         if call.dialect is Dialect.MODELS:
             return await models(call)
         if call.dialect is Dialect.COUNT_TOKENS:
             return await count(call)
+        if call.dialect is Dialect.MCP and mcp is not None:
+            return await mcp(call)
         return await model(call)
 
     return serve

@@ -120,6 +120,7 @@ class Outlet:
     Attributes:
         always: Headers that go on whatever head is sent: call id, CORS.
         model, begun: What a Responses event must repeat.
+        rpc_id: JSON text of the id under which an MCP refusal is said; b"" for null.
         dialect, family, client: In whose language refusals are put.
         started: A head was sent.
         answered: That head, or bytes after it, are an upstream's.
@@ -131,7 +132,7 @@ class Outlet:
     __slots__ = (
         "_clock", "_method", "_moves", "_on_stall", "_seen", "_send", "_stream", "_tail",
         "_timer", "always", "answered", "begun", "call_id", "client", "closing", "deaf", "dialect",
-        "family", "link", "model", "opening", "over", "started", "status",
+        "family", "link", "model", "opening", "over", "rpc_id", "started", "status",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, send: Send, *, call_id: str, begun: Micros = 0) -> None:
@@ -141,6 +142,7 @@ class Outlet:
         self.link: Link | None = extensions.get(LINK) if extensions is not None else None
         self.call_id = call_id
         self.model = ""
+        self.rpc_id = b""
         self.begun = begun
         self.always: HeaderList = [(b"tidegate-call-id", call_id.encode())]
         self.dialect = Dialect.PASSTHROUGH
@@ -205,6 +207,7 @@ class Outlet:
             family=self.family,
             client=self.client,
             request_id=self.call_id,
+            rpc_id=self._rpc_id(),
         )
         names = {name for name, _ in said.headers}
         headers = said.headers + [pair for pair in extra if pair[0] not in names]
@@ -446,6 +449,9 @@ class Outlet:
             self.link.finish(data)
         self._moves += 1
 
+    def _rpc_id(self) -> object:
+        return orjson.Fragment(self.rpc_id) if self.rpc_id else None
+
     def _in_band(self, error: GatewayError) -> bytes:
         opening = self.opening
         before = b""
@@ -462,6 +468,7 @@ class Outlet:
             now=self.begun,
             response_id=opening.response_id if opening is not None else "",
             sequence=opening.next() if opening is not None else 0,
+            rpc_id=self._rpc_id(),
         )
         return before + sse.frame(orjson.dumps(body), name)
 

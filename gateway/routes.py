@@ -26,6 +26,8 @@ RELAYED_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 RESERVED = ("tasks", "events", "schedules", "dead-letters", "approvals", "holds")
 """Families under /v1 that are our own API and never an upstream's."""
 
+MCP_METHODS = ("POST", "GET", "DELETE")
+
 _ODD = ("//", "/./", "/../", "\\", "\x00", ";")
 _ODD_RAW = (b"%2f", b"%5c", b"%2e", b"%00")
 
@@ -60,6 +62,7 @@ _PASS = {
     family: Route(Dialect.PASSTHROUGH, family, streams_upload=True)
     for family in (Family.OPENAI, Family.ANTHROPIC)
 }
+_MCP = Route(Dialect.MCP, Family.MCP)
 _HELLO = Route(Dialect.MODELS, Family.ANTHROPIC, hello=True)
 _NOBODY_SPEAKS = Dialect.PASSTHROUGH
 
@@ -110,9 +113,24 @@ def choose(method: str, path: str, *, anthropic: bool, snapshot: Snapshot) -> Ro
         if method in {"GET", "HEAD"}:
             return _MODELS[Family.ANTHROPIC if anthropic else Family.OPENAI]
         return _only("GET, HEAD", path)
+    if path == "/mcp" or path.startswith("/mcp/"):
+        return _tools(method, path, snapshot)
     if path == "/api/hello":
         return _HELLO if method in {"HEAD", "GET"} else _only("GET, HEAD", path)
     return _beyond(method, path, anthropic=anthropic, snapshot=snapshot)
+
+
+def _tools(method: str, path: str, snapshot: Snapshot) -> Route | GatewayError:
+    """One tool server, or all of them."""
+    name = path[len("/mcp/") :]
+    if not snapshot.servers or (name and name not in snapshot.servers):
+        return NoSuchRoute(
+            f"No tool server is served at {path[:120]!r}; policy names them under servers.",
+            code="no_such_server",
+        )
+    if method not in MCP_METHODS:
+        return _only(", ".join(MCP_METHODS), path)
+    return _MCP
 
 
 def _beyond(method: str, path: str, *, anthropic: bool, snapshot: Snapshot) -> Route | GatewayError:

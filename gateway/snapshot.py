@@ -25,7 +25,8 @@ __all__ = [
     "Accounting", "AgentRule", "ApiKey", "BackoffRules", "BreakerRules", "Credential", "Deployment",
     "EdgeRules", "JwtIssuer", "KeyPattern", "Listeners", "LogRules", "LoopRules", "Mode", "Model",
     "ModelPattern",
-    "Place", "PoolSpec", "Price", "Provider", "Secret", "Snapshot", "Tier", "Timeouts",
+    "Place", "PoolSpec", "Price", "Provider", "Secret", "Server", "Snapshot", "Tier", "Timeouts",
+    "ToolRule",
 ]  # fmt: skip
 
 MAX_PATTERN_MODELS = 10_000
@@ -298,6 +299,65 @@ class AgentRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRule:
+    """What holds for the tools of one server that fit a pattern (fnmatch on the server's name)."""
+
+    pattern: str
+    deny: bool = False
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildLimits:
+    """Bounds of a stdio server's processes; `cpu` 0 is none."""
+
+    memory: int = 4 << 30
+    open_files: int = 1024
+    cpu: Micros = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One MCP server.
+
+    Attributes:
+        name: As in policy; `[a-z0-9-]{1,16}`.
+        provider: Base URL, credential, headers and deadlines, as for a model's upstream; its base
+            URL is "" where a command speaks over pipes.
+        target: Path of its endpoint behind the base URL.
+        command, env, cwd, child: How it is started, where it is a command.
+        era: "auto", "stateless", "session".
+        max_result: Bytes of one of its messages.
+        agents, tenants: fnmatch patterns of who may use it.
+        pools: Limits of all calls to it together.
+        tools: Rules, exact names first, then in the order of the file.
+    """
+
+    name: str
+    provider: Provider
+    target: bytes = b"/"
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, Secret], ...] = ()
+    cwd: str = ""
+    child: ChildLimits = ChildLimits()
+    era: str = "auto"
+    max_result: int = 8 << 20
+    agents: tuple[str, ...] = ("*",)
+    tenants: tuple[str, ...] = ("*",)
+    pools: tuple[PoolSpec, ...] = ()
+    wait: Micros | None = None
+    tools: tuple[ToolRule, ...] = ()
+    because: RuleId = ""
+
+    def rule(self, tool: str) -> ToolRule | None:
+        """The rule of this tool; None where policy says nothing of it."""
+        for rule in self.tools:
+            if rule.pattern == tool or fnmatchcase(tool, rule.pattern):
+                return rule
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     """A stored key: salted SHA-256, never the key.
 
@@ -445,6 +505,7 @@ class Snapshot:
     places: Mapping[RuleId, Place] = field(default_factory=dict)
     listeners: Listeners = Listeners()
     agents: Mapping[str, AgentRule] = field(default_factory=dict)
+    servers: Mapping[str, Server] = field(default_factory=dict)
     _made: dict[str, Model] = field(default_factory=dict)
     _by_id: dict[str, list[ApiKey]] = field(default_factory=dict, init=False)
     _by_salt: dict[bytes, dict[bytes, ApiKey]] = field(default_factory=dict, init=False)

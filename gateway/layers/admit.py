@@ -312,6 +312,8 @@ class Grants:
 
     def produce(self, output: Tokens) -> None:
         """So many tokens are expected from now until the end."""
+        if not output:
+            return
         self._output = output
         producing = self._admission.producing
         for grant in self._held:

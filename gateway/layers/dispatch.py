@@ -16,14 +16,8 @@ import orjson
 
 from gateway.call import Call, Dialect, HeaderList, Kind, Reply
 from gateway.clock import Expiry
-from gateway.errors import (
-    BreakerOpen,
-    UpstreamFault,
-    UpstreamMalformed,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-)
-from gateway.opening import Relayed, decoded, read_error, read_opening
+from gateway.errors import BreakerOpen, UpstreamTimeout
+from gateway.opening import Relayed, decoded, fault_of, read_error, read_opening
 from gateway.resilience.breaker import spent_for
 from gateway.resilience.credentials import FOREVER, CredentialHealth
 from gateway.units import MICRO, Rng
@@ -196,19 +190,6 @@ def secrets_of(provider: Provider) -> list[bytes]:
     if provider.query is not None:
         found += [part.partition("=")[2] for part in provider.query.reveal().split("&")]
     return [text.encode() for text in found if len(text) >= SHORTEST_SECRET]
-
-
-def fault_of(error: TransportFault, provider: str) -> UpstreamFault:
-    """The transport's fault in our tree; what was sent decides whether it may be repeated."""
-    if error.kind == "malformed":
-        return UpstreamMalformed(f"{provider} did not answer in HTTP.")
-    if error.kind in ("connect_timeout", "pool_timeout"):
-        return UpstreamTimeout(f"{provider} did not accept a connection in time.", code=error.kind)
-    if error.sent == "nothing":
-        text = f"{provider} cannot be reached ({error.kind})."
-        return UpstreamUnreachable(text, code="connect_failed")
-    text = f"{provider} broke the connection before it answered ({error.kind})."
-    return UpstreamUnreachable(text, code=f"upstream_{error.kind}")
 
 
 class Dispatch:

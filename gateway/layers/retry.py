@@ -129,6 +129,16 @@ def requeue(
     return Again(0, "requeue")
 
 
+def may_repeat(call: Call, outcome: Reply | UpstreamFault) -> bool:
+    """Whether a tool may run again after this outcome: only where it is declared harmless to.
+
+    A refusal for quota ran nothing, and an exception that came this far was never sent.
+    """
+    if call.tool is None or call.tool.repeatable or isinstance(outcome, UpstreamFault):
+        return True
+    return outcome.kind not in BACKED_OFF
+
+
 def repeatable(error: UpstreamFault) -> bool:
     """Whether an attempt that ended in this exception may be made again.
 
@@ -184,6 +194,10 @@ class Retrying:
         rules = call.snapshot.backoff
         reply = outcome if isinstance(outcome, Reply) else None
         kind = Kind.FAULT if reply is None or reply.kind is None else reply.kind
+        if not may_repeat(call, outcome):
+            note = VerdictNote("retry", "give_up", rules.because, now, "not declared repeatable")
+            call.notes.append(note)
+            return note.detail
         ruling = decide(
             kind=kind,
             retry_after=reply.retry_after if reply is not None else None,

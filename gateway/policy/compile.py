@@ -35,6 +35,7 @@ from gateway.policy.lookups import (
     tier_numbers,
 )
 from gateway.policy.models import CAPABILITIES
+from gateway.policy.servers import compile_servers
 from gateway.snapshot import Mode, hash_key, parse_stored_key
 from gateway.units import MICRO, Micros
 
@@ -105,6 +106,7 @@ class _Compiler:
             places=self._policy.places,
             listeners=made.Listeners(data=rules.listeners.data, admin=rules.listeners.admin),
             agents=self._agents,
+            servers=compile_servers(rules, mode=self._mode, revision=self._revision),
         )
 
     def _mode(self, mode: str) -> Mode:

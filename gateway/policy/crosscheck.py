@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.policy.demand import Demand
+from gateway.policy.servers import ToolServers
 from gateway.policy.supply import Supply
 
 SHORTEST_SIGNING_KEY = 24
@@ -34,6 +35,7 @@ def crosscheck(rules: file.PolicyFile, report: Report, *, literals: Collection[P
     """
     Supply(rules, report).all()
     Demand(rules, report).all()
+    ToolServers(rules, report).all()
     _process(rules, report)
     _plain_secrets(rules, report, literals)
 

@@ -17,6 +17,8 @@ from gateway.snapshot import Secret, parse_stored_key
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}", re.ASCII)
 PATTERN_FORM = re.compile(r"[A-Za-z0-9._:/@+*?-]{1,128}", re.ASCII)
+SERVER_FORM = re.compile(r"[a-z0-9-]{1,16}", re.ASCII)
+VARIABLE_FORM = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 KEY_ID_FORM = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 HEADER_FORM = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 TARGET_FORM = re.compile(
@@ -38,6 +40,25 @@ def name(text: str) -> str:
         raise Unreadable(
             f"{quantity.shown(text)} is no name",
             allowed="letters, digits and . _ : / @ + - after a letter or digit, at most 128",
+        )
+    return text
+
+
+def server_name(text: str) -> str:
+    """A tool server's name: it stands before `__` in the names of its tools."""
+    if not SERVER_FORM.fullmatch(text):
+        raise Unreadable(
+            f"{quantity.shown(text)} is no name of a server",
+            allowed="1 to 16 lower-case letters, digits and -",
+        )
+    return text
+
+
+def variable(text: str) -> str:
+    """An environment variable."""
+    if not VARIABLE_FORM.fullmatch(text):
+        raise Unreadable(
+            f"{quantity.shown(text)} is no variable", allowed="letters, digits and _: HOME"
         )
     return text
 

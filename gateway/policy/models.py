@@ -511,6 +511,66 @@ class Issuer(Section):
     spiffe: bool = Field(default=False, description="JWT-SVIDs: sub is a spiffe:// id.")
 
 
+# --- tool servers ---
+
+
+class ToolRule(Section):
+    """What holds for a tool of one server, or for a pattern of its tools."""
+
+    deny: bool = Field(default=False, description="Nobody sees or calls it.")
+
+
+class ChildLimits(Section):
+    """What the process of a stdio server may use; it is killed or refused beyond."""
+
+    memory: Size = Field(
+        default=quantity.size("4GiB"), description="Address space of each of its processes."
+    )
+    open_files: int = Field(default=1024, ge=16, le=1_000_000, description="Open files.")
+    cpu: PositiveDuration | None = Field(
+        default=None, description="Processor time of one process in all; default: no limit."
+    )
+
+
+class Server(Section):
+    """One MCP server: remote by its URL, or local by the command that starts it."""
+
+    url: Annotated[str, AfterValidator(forms.url)] | None = Field(
+        default=None, description="Its Streamable HTTP endpoint. May be ${NAME}."
+    )
+    command: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Or program and arguments, speaking over its pipes. Never through a shell.",
+    )
+    env: dict[Annotated[str, AfterValidator(forms.variable)], SecretText] = Field(
+        default={}, description="Variables of the command; of ours it gets PATH, HOME and LANG."
+    )
+    cwd: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        default=None, description="Folder in which the command runs."
+    )
+    process: ChildLimits = Field(default=ChildLimits(), description="Bounds of the command.")
+    key: SecretText | None = Field(
+        default=None, description="Its credential, sent as a bearer: ${NAME} or ${file:/path}."
+    )
+    headers: dict[Annotated[str, AfterValidator(forms.header)], SecretText] = Field(
+        default={}, description="Further headers of each request to its URL."
+    )
+    era: Literal["auto", "stateless", "session"] = Field(
+        default="auto",
+        description="stateless: 2026-07-28. session: older. auto: asked, and remembered.",
+    )
+    timeouts: Timeouts = Field(default=Timeouts(), description="Deadlines towards it.")
+    max_result: Size = Field(default=quantity.size("8MiB"), description="Largest message of it.")
+    agents: Patterns = Field(default=("*",), description="Agents that may use it.")
+    tenants: Patterns = Field(default=("*",), description="Tenants that may use it.")
+    limits: OwnLimits | None = Field(default=None, description="Of all calls to it together.")
+    tools: dict[Pattern, ToolRule] = Field(
+        default={}, description="Rules by tool or pattern; exact names first, then in order."
+    )
+
+
 # --- the process ---
 
 
@@ -725,6 +785,9 @@ class PolicyFile(Section):
     tenants: dict[Name, Tenant] = Field(default={}, description="Groups of agents by name.")
     agents: dict[Name, Agent] = Field(min_length=1, description="Callers by name.")
     issuers: dict[Name, Issuer] = Field(default={}, description="Signers of tokens by name.")
+    servers: dict[Annotated[str, AfterValidator(forms.server_name)], Server] = Field(
+        default={}, description="MCP servers by name; each is served at /mcp/NAME."
+    )
     retry: Retry = Field(default=Retry(), description="Attempts, and waits between them.")
     breakers: Breakers = Field(default=Breakers(), description="When a deployment counts as sick.")
     loops: Loops = Field(default=Loops(), description="When an agent repeats itself.")

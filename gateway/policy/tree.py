@@ -36,10 +36,17 @@ SECRETS: tuple[Path, ...] = (
     ("providers", "*", "extra_headers", "*"),
     ("agents", "*", "keys", "*", "key"),
     ("holds", "webhooks", "signing_key"),
+    ("servers", "*", "key"),
+    ("servers", "*", "headers", "*"),
+    ("servers", "*", "env", "*"),
 )
 """Values that become `Secret`; only they may hold `${NAME}` and `${file:/path}`."""
 
-ADDRESSES: tuple[Path, ...] = (("providers", "*", "base_url"), ("holds", "webhooks", "alerts"))
+ADDRESSES: tuple[Path, ...] = (
+    ("providers", "*", "base_url"),
+    ("holds", "webhooks", "alerts"),
+    ("servers", "*", "url"),
+)
 """Values that are no secrets and may still be one `${NAME}`: a server started beside us, like the
 emulator, has its port only at run time."""
 
@@ -51,6 +58,10 @@ QUIET: tuple[Path, ...] = (
     ("agents", "*", "keys"),
     ("holds", "webhooks", "signing_key"),
     ("holds", "webhooks", "alerts"),
+    ("servers", "*", "key"),
+    ("servers", "*", "headers"),
+    ("servers", "*", "env"),
+    ("servers", "*", "url"),
 )
 """Regions whose values no message repeats, whatever is wrong with them."""
 

@@ -1,1 +1,1 @@
-"""The tool plane (MCP); comes with its own issue."""
+"""The tool plane (MCP): many servers of two eras behind one endpoint, under the same governance."""

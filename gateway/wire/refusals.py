@@ -40,6 +40,7 @@ from gateway.errors import (
     MethodNotAllowed,
     NeverFits,
     NoSuchRoute,
+    ProtocolFault,
     Saturated,
     StoreConflict,
     StoreFault,
@@ -125,6 +126,8 @@ _TABLE: tuple[tuple[type[GatewayError], _Row], ...] = (
     (LoopDetected, _Row(
         status=429, openai="rate_limit_error", anthropic="rate_limit_error", rpc=-31429,
         codex=True)),
+    (ProtocolFault, _Row(
+        status=400, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-32600)),
     (CallerFault, _Row(
         status=400, openai="invalid_request_error", anthropic="invalid_request_error", rpc=-32600)),
     (Saturated, _Row(
@@ -194,7 +197,7 @@ def refusal(  # noqa: PLR0913 - the answer depends on each of these, and they ha
         name = b"request-id" if family is Family.ANTHROPIC else b"x-request-id"
         headers.append((name, _header(request_id)))
     return Refusal(
-        status=_status(row, dialect=dialect, family=family, client=client),
+        status=_status(error, row, dialect=dialect, family=family, client=client),
         headers=headers,
         body=_body(error, row, family=family, request_id=request_id, rpc_id=rpc_id),
     )
@@ -300,8 +303,12 @@ def _retry(error: GatewayError) -> tuple[bool, Micros | None]:
     return isinstance(error, _HARD_BY_NATURE) or is_hard(wait), wait
 
 
-def _status(row: _Row, *, dialect: Dialect, family: Family, client: ClientKind) -> int:
+def _status(
+    error: GatewayError, row: _Row, *, dialect: Dialect, family: Family, client: ClientKind
+) -> int:
     if family is Family.MCP:
+        if isinstance(error, ProtocolFault):
+            return error.http
         return row.rpc_status or row.status
     if family is Family.ANTHROPIC:
         if client is ClientKind.CLAUDE_CODE and row.claude:
@@ -357,8 +364,11 @@ def _anthropic(error: GatewayError, kind: str, request_id: str) -> Mapping[str, 
 def _rpc(error: GatewayError, row: _Row, rpc_id: object) -> Mapping[str, Any]:
     hard, wait = _retry(error)
     code = row.rpc
+    more: Mapping[str, Any] = {}
     if isinstance(error, MalformedCall) and (error.param or "").startswith("params"):
         code = -32602
+    elif isinstance(error, ProtocolFault):
+        code, more = error.rpc, error.data
     return {
         "jsonrpc": "2.0",
         "id": rpc_id,
@@ -370,6 +380,7 @@ def _rpc(error: GatewayError, row: _Row, rpc_id: object) -> Mapping[str, Any]:
                 "rule": error.because or None,
                 "param": error.param,
                 "retryAfterMs": None if hard else whole_seconds(wait or 0) * 1000,
+                **more,
             },
         },
     }

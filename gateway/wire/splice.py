@@ -102,6 +102,30 @@ def members(raw: bytes, start: int = 0) -> Iterator[Member]:
     raise MalformedCall("the body has too many members to be edited")
 
 
+def elements(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each element of the array that the text is.
+
+    Raises:
+        MalformedCall: It is no JSON array.
+    """
+    at = _skip(raw, 3 if raw.startswith(b"\xef\xbb\xbf") else 0)
+    if raw[at : at + 1] != b"[":
+        raise _broken(at)
+    at = _skip(raw, at + 1)
+    if raw[at : at + 1] == b"]":
+        return
+    for _ in range(MAX_MEMBERS):
+        end = _value_end(raw, at)
+        yield at, end
+        at = _skip(raw, end)
+        if raw[at : at + 1] == b"]":
+            return
+        if raw[at : at + 1] != b",":
+            raise _broken(at)
+        at = _skip(raw, at + 1)
+    raise MalformedCall("the body has too many members to be edited")
+
+
 def duplicate_keys(raw: bytes, keys: KeySet) -> str | None:
     """The first of these keys that stands twice at the top level; None if each stands once at most.
 

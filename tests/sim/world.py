@@ -27,10 +27,12 @@ from gateway.layers.count import CountTokens
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.estimate import Estimating
 from gateway.layers.identify import Recognizer
+from gateway.layers.invoke import Invoke
 from gateway.layers.models import Models
 from gateway.layers.observe import Observing
 from gateway.layers.retry import Retrying
 from gateway.layers.settle import Settling, unpacked
+from gateway.layers.target import Target
 from gateway.layers.trip import Breakers
 from gateway.machine import decoded
 from gateway.pipeline import Parts, pipeline
@@ -41,6 +43,8 @@ from gateway.snapshot import Snapshot
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.metrics import Metrics
 from gateway.tokens import Counter
+from gateway.tools.exchange import Exchanges
+from gateway.tools.plane import Plane
 from gateway.units import MICRO, Micros
 from gateway.upstream import Transport
 from gateway.wire.codec import CODECS
@@ -150,6 +154,7 @@ class World:
             self.transport, clock, self.credentials, decode=unpacked,
             on_head=Steering(self.store, clock, self.admission.producing).head,
         )  # fmt: skip
+        exchanges = Exchanges(self.transport, clock)
         self.budget = RetryBudget(self.snapshot.backoff, now=clock.now())
         self.parts = Parts(
             clock=clock,
@@ -167,6 +172,9 @@ class World:
             ),
             models=Models(),
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
+            target=Target(exchanges.listed),
+            invoke=Invoke(exchanges, clock),
+            plane=Plane(exchanges),
         )  # fmt: skip
         self.service: Service = pipeline(self.parts)
         self._serial = 0

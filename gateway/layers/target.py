@@ -1,0 +1,119 @@
+"""Which server and which tool an MCP call means, and whether this identity may use them.
+
+Sets what the inner layers need: `Call.tool`, the deployment (its id is the breaker's scope, its
+pools are the server's) and what the call is expected to cost. Who may not use a server is told the
+same as for a server that does not exist.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.call import Call, Estimate, Reply, Service, ToolCall, VerdictNote
+from gateway.errors import Forbidden, NoSuchRoute
+from gateway.snapshot import Deployment
+from gateway.tools import access, federation
+from gateway.wire import mcp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gateway.call import Principal
+    from gateway.snapshot import Server
+    from gateway.wire.mcp import Message
+
+ONE_REQUEST = Estimate(input=0, output=0)
+"""What a tool call is expected to cost before its result is known: a request."""
+MOUNT = "/mcp/"
+
+
+class Target:
+    """The layer.
+
+    Args:
+        listed: Names of tools that a server is known to have, for shortened public names.
+    """
+
+    __slots__ = ("_listed",)
+
+    def __init__(self, listed: Callable[[Server], Iterable[str]]) -> None:
+        self._listed = listed
+
+    def __call__(self, inner: Service) -> Service:
+        """The service for calls that know their tool."""
+
+        async def serve(call: Call) -> Reply:
+            tool = call.tool = self._aim(call)
+            server = tool.server
+            call.deployment = Deployment(
+                id=scope_of(tool),
+                provider=server.provider,
+                pools=server.pools,
+                accounting=server.provider.accounting,
+                because=server.because,
+            )
+            call.estimate = ONE_REQUEST
+            return await inner(call)
+
+        return serve
+
+    def _aim(self, call: Call) -> ToolCall:
+        principal = call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        message: Message = call.rpc.first
+        mcp.check_subject(message)
+        subject = message.subject
+        server, name = self._find(call, principal, message, subject)
+        rule = server.rule(name)
+        if message.method == "tools/call" and not access.may_call(principal, server, name):
+            because = rule.because if rule is not None and rule.deny else ""
+            because = because or f"{principal.rule.because}.tools"
+            call.notes.append(VerdictNote("target", "denied", because, call.received, subject))
+            raise Forbidden(
+                f"The tool {subject[:100]!r} is not allowed for {principal.agent} "
+                f"(rule {because}).",
+                because=because,
+                param="params.name",
+            )
+        return ToolCall(
+            server=server,
+            message=message,
+            tool=name,
+            public=subject,
+            rule=rule,
+            stateless=message.era is mcp.Era.STATELESS,
+            session=mcp.header_text(call.headers, mcp.H_SESSION),
+        )
+
+    def _find(
+        self, call: Call, principal: Principal, message: Message, subject: str
+    ) -> tuple[Server, str]:
+        mount = call.path[len(MOUNT) :]
+        if mount:
+            return mounted(call, principal, mount), subject
+        name = federation.split(subject)[0]
+        server = call.snapshot.servers.get(name)
+        if server is None or not access.may_use(principal, server):
+            raise mcp.fault(mcp.INVALID_PARAMS, f"Unknown: {subject[:100]!r}")
+        if message.method == "resources/read":
+            return server, subject
+        return server, federation.original(server.name, subject, self._listed(server))
+
+
+def mounted(call: Call, principal: Principal, name: str) -> Server:
+    """The server of a single mount, if this identity may use it.
+
+    Raises:
+        NoSuchRoute: There is none for this identity.
+    """
+    server = call.snapshot.servers.get(name)
+    if server is None or not access.may_use(principal, server):
+        raise NoSuchRoute(f"No tool server {name[:32]!r} is served to {principal.agent}.")
+    return server
+
+
+def scope_of(tool: ToolCall) -> str:
+    """What a breaker watches: the tool of its server, else the server."""
+    if tool.method == "tools/call":
+        return f"{tool.server.name}/{tool.tool}"
+    return tool.server.name

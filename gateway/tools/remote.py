@@ -1,0 +1,144 @@
+"""Servers reached by Streamable HTTP: one message out, the head of its answer in.
+
+Over the same transport as models: no cookies, no redirects (a server cannot send us elsewhere), no
+proxies of the environment. The caller's own headers stay here; what a server gets is written anew:
+its credential, the routing headers of its revision, the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway.clock import Expiry
+from gateway.errors import UpstreamMalformed, UpstreamTimeout
+from gateway.opening import fault_of
+from gateway.units import MICRO
+from gateway.upstream import Outgoing, TransportFault
+from gateway.wire import mcp
+
+if TYPE_CHECKING:
+    from gateway.call import HeaderList
+    from gateway.clock import Clock
+    from gateway.snapshot import Server
+    from gateway.units import Micros
+    from gateway.upstream import Incoming, Transport
+
+BOTH = (b"accept", b"application/json, text/event-stream")
+STREAM = (b"accept", b"text/event-stream")
+JSON = (b"content-type", b"application/json")
+
+
+@dataclass(slots=True, kw_only=True)
+class Ask:
+    """One request to a server.
+
+    Attributes:
+        method: HTTP method.
+        body: A JSON-RPC message; b"" for GET and DELETE.
+        headers: MCP's own and the trace's; never the caller's credential.
+        first_byte: Longest wait for a head.
+        sent: The transport has taken the request, or part of it.
+    """
+
+    method: str = "POST"
+    body: bytes = b""
+    headers: HeaderList = field(default_factory=list)
+    first_byte: Micros = 0
+    sent: bool = False
+
+
+class Remote:
+    """Sends to any server by its URL."""
+
+    __slots__ = ("_clock", "_transport")
+
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        self._transport = transport
+        self._clock = clock
+
+    async def send(self, server: Server, ask: Ask) -> Incoming:
+        """The head of the answer.
+
+        Raises:
+            UpstreamFault: There is none; `ask.sent` tells whether the server may have the message.
+        """
+        provider = server.provider
+        headers = [STREAM if ask.method == "GET" else BOTH, *ask.headers]
+        if ask.body:
+            headers.append(JSON)
+        headers.append((b"accept-encoding", b"identity"))
+        headers += [
+            (b"authorization", b"Bearer " + one.secret.reveal().encode())
+            for one in provider.credentials
+        ]
+        headers += [
+            (name.encode(), value.reveal().encode()) for name, value in provider.extra_headers
+        ]
+        out = Outgoing(
+            method=ask.method,
+            base_url=provider.base_url,
+            target=server.target,
+            headers=headers,
+            body=ask.body,
+            connect=provider.timeouts.connect,
+        )
+        limit = ask.first_byte or provider.timeouts.first_byte
+        ask.sent = True
+        try:
+            with Expiry(self._clock, limit):
+                return await self._transport.send(out)
+        except TimeoutError as error:
+            text = f"The tool server {server.name} sent no answer within {limit / MICRO:g} s."
+            raise UpstreamTimeout(text, code="first_byte_timeout") from error
+        except TransportFault as error:
+            ask.sent = error.sent != "nothing"
+            raise fault_of(error, f"The tool server {server.name}") from error
+
+    async def body(self, server: Server, incoming: Incoming, *, limit: Micros) -> bytes:
+        """The whole body of an answer, within the server's bound and a time; it is closed after.
+
+        Raises:
+            UpstreamFault: It broke, was too large or too slow.
+        """
+        parts: list[bytes] = []
+        size = 0
+        whole = False
+        try:
+            if incoming.whole:
+                async for chunk in incoming.chunks():
+                    parts.append(chunk)
+                    size += len(chunk)
+            else:
+                with Expiry(self._clock, limit):
+                    async for chunk in incoming.chunks():
+                        parts.append(chunk)
+                        size += len(chunk)
+                        if size > server.max_result:
+                            break
+            whole = size <= server.max_result
+        except TimeoutError as error:
+            text = f"The tool server {server.name} did not finish its answer in time."
+            raise UpstreamTimeout(text, code="idle_timeout") from error
+        except TransportFault as error:
+            raise fault_of(error, f"The tool server {server.name}") from error
+        finally:
+            if not whole:
+                incoming.abort("given_up")
+            await incoming.close(reuse=whole)
+        if not whole:
+            raise UpstreamMalformed(
+                f"The answer of the tool server {server.name} is larger than the "
+                f"{server.max_result} bytes that policy allows.",
+                because=f"{server.because}.max_result",
+                code="result_too_large",
+            )
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def routing(message_method: str, version: str, subject: str) -> HeaderList:
+    """The headers that a stateless revision demands of a request with this subject."""
+    headers = [(mcp.H_VERSION, version.encode()), (mcp.H_METHOD, message_method.encode())]
+    if subject:
+        headers.append((mcp.H_NAME, mcp.encoded_header(subject)))
+    return headers

@@ -1,0 +1,85 @@
+"""The section `servers` of a policy: what is refused with its place, and what it compiles to."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import PolicyError
+from gateway.policy.compile import compile as compiled
+from gateway.policy.load import load_texts
+from gateway.units import MICRO
+
+BASE = """\
+version: 1
+providers:
+  up: {kind: openai, base_url: http://provider.test, keys: [{id: main, value: uk}]}
+models:
+  m: {provider: up, pool: per_model}
+agents:
+  load: {keys: [{key: "${KEY}"}], tools: %s}
+servers:
+%s
+"""
+
+
+def loaded(servers, tools="['*']"):
+    lines = "\n".join("  " + line for line in servers.splitlines())
+    env = {"KEY": "tg_a_0123456789abcdef", "TOKEN": "server-token", "URL": "http://h:1/x/mcp"}
+    return compiled(load_texts({"p.yaml": (BASE % (tools, lines)).encode()}, env=env), revision=1)
+
+
+def test_a_remote_server_is_compiled_with_its_path_credential_and_limits():
+    made = loaded(
+        "git:\n  url: ${URL}\n  key: ${TOKEN}\n  headers: {x-team: a}\n"
+        "  limits: {rpm: 60, concurrency: 3}\n  tools: {'*': {}, wipe: {deny: true}}\n"
+    ).servers["git"]
+    assert (made.provider.base_url, made.target) == ("http://h:1", b"/x/mcp")
+    assert made.provider.credentials[0].secret.reveal() == "server-token"
+    assert "server-token" not in repr(made)
+    (pool,) = made.pools
+    assert (pool.name, pool.concurrency) == ("server:git", 3)
+    assert pool.concurrency_because == "servers.git.limits.concurrency"
+    assert [rule.pattern for rule in made.tools] == ["wipe", "*"]
+    assert made.rule("wipe").deny
+    assert not made.rule("read").deny
+
+
+def test_a_command_is_compiled_with_its_bounds():
+    made = loaded(
+        "time:\n  command: [python, -m, mcp_server_time]\n  env: {TOKEN: '${TOKEN}'}\n"
+        "  process: {memory: 1GiB, open_files: 64, cpu: 60s}\n  era: session\n"
+    ).servers["time"]
+    assert made.command == ("python", "-m", "mcp_server_time")
+    assert made.provider.base_url == ""
+    assert (made.child.memory, made.child.open_files, made.child.cpu) == (1 << 30, 64, 60 * MICRO)
+    assert made.era == "session"
+
+
+@pytest.mark.parametrize(
+    ("servers", "path", "word"),
+    [
+        ("a: {}", "servers.a", "url or command"),
+        ("a: {url: 'http://h/mcp', command: [x]}", "servers.a", "url or command"),
+        ("a: {url: 'http://h/mcp', env: {A: b}}", "servers.a.env", "without command"),
+        ("a: {command: [x], key: '${TOKEN}'}", "servers.a.key", "without url"),
+        ("A_b: {command: [x]}", "servers", "no name of a server"),
+        ("a: {url: 'ftp://h/mcp'}", "servers.a.url", "http"),
+        ("a: {url: 'http://u:p@h/mcp'}", "servers.a.url", "credentials"),
+        ("a: {command: [x], limits: {}}", "servers.a.limits", "limits nothing"),
+        ("a: {command: [x], tools: {'*': {}, 're*': {}}}", "servers.a.tools", "never reached"),
+        ("a: {command: [x], wrong: 1}", "servers.a", "wrong"),
+        ("a: {url: 'http://h/mcp', headers: {authorization: x}}", "servers.a.headers", "auth"),
+    ],
+)
+def test_a_server_that_cannot_work_is_refused_with_its_place(servers, path, word):
+    with pytest.raises(PolicyError) as caught:
+        loaded(servers)
+    text = "\n".join(str(problem) for problem in caught.value.problems)
+    assert path in text
+    assert word in text
+    assert "p.yaml:" in text
+
+
+def test_an_agents_tool_that_no_server_has_is_refused():
+    with pytest.raises(PolicyError, match="fits no tool of any server"):
+        loaded("a: {command: [x]}", tools="[b__read]")

@@ -1,0 +1,1 @@
+"""The tool plane, driven through the edge in virtual time."""
