@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.admission.core import PoolSpec
 from gateway.admission.profiles import Accounting, Profile
+from gateway.admission.ramp import RampRules
 from gateway.resilience.backoff import BackoffRules
 from gateway.resilience.breaker import BreakerRules
 from gateway.resilience.loops import LoopRules
@@ -25,8 +26,8 @@ __all__ = [
     "Accounting", "AgentRule", "ApiKey", "BackoffRules", "BreakerRules", "Credential", "Deployment",
     "EdgeRules", "JwtIssuer", "KeyPattern", "Listeners", "LogRules", "LoopRules", "Mode", "Model",
     "ModelPattern",
-    "Place", "PoolSpec", "Price", "Provider", "Secret", "Server", "Snapshot", "Tier", "Timeouts",
-    "ToolRule",
+    "Place", "PoolSpec", "Price", "Provider", "RampRules", "Secret", "Server", "Snapshot", "Tier",
+    "Timeouts", "ToolRule",
 ]  # fmt: skip
 
 MAX_PATTERN_MODELS = 10_000
@@ -502,6 +503,7 @@ class Snapshot:
     logs: LogRules = LogRules()
     holds: HoldRules = HoldRules()
     tokenizer: str = "preferred"
+    ramps: Mapping[str, RampRules] = field(default_factory=dict)
     places: Mapping[RuleId, Place] = field(default_factory=dict)
     listeners: Listeners = Listeners()
     agents: Mapping[str, AgentRule] = field(default_factory=dict)

@@ -35,8 +35,8 @@ from loadtests import emulated, generator, governed, measure
 from loadtests.measure import say
 
 CALLS = 20_500
-WORKERS = 160
-PERMITS = 70
+WORKERS = 380
+PERMITS = 170
 HUNG_S = 60.0
 LIMIT_S = 104.0
 MARK = "x-chaos-call"
@@ -423,8 +423,13 @@ async def measured(seed: int, calls: int) -> dict[str, Any]:
         )  # fmt: skip
         gateway = await governed.start(emulator, text=POLICY)
         began = time.monotonic()
+        trees = {"gateway": gateway.server.pid, "upstream": emulator.pid}
+        before = {name: measure.cpu(pid) for name, pid in trees.items()}
+        ours = time.process_time()
         seen = await play(gateway, seed, calls)
         lasted = time.monotonic() - began
+        busy = {name: (measure.cpu(pid) - before[name]) / lasted for name, pid in trees.items()}
+        busy["clients"] = (time.process_time() - ours) / lasted
         status = await emulated.quiet(gateway, limit=10)
         samples = await emulated.metrics(gateway)
         ledger = await emulated.ledger(emulator)
@@ -461,6 +466,7 @@ async def measured(seed: int, calls: int) -> dict[str, Any]:
         "faults": ledger["faults"],
         "upstream_requests": sum(books["requests"].values()),
         "calls_per_s": round(seen.ended / lasted, 1),
+        "busy": {name: round(share, 3) for name, share in busy.items()},
         "rss_mb": round(seen.memory[-1][1], 1) if seen.memory else None,
         "rss_mb_by_calls": [
             (n, round(mb, 1)) for n, mb in seen.memory[:: max(1, len(seen.memory) // 12)]

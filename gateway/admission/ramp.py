@@ -3,13 +3,13 @@
 OpenAI: above 1 M input tokens per minute, use may grow by at most 50 % per 15 minutes. So one more
 limit holds, recomputed each minute from the input of the last 15:
 
-    limit = min(L, (1 + slope) * max(1 M, mean input per minute over the last 15 minutes))
+    limit = min(L, (1 + slope) * max(floor, mean input per minute over the last 15 minutes))
 
-A ramp refusal halves the slope; it recovers over 15 minutes without one.
+A ramp refusal halves the slope; it recovers over 15 minutes without one. `slopes.py` makes a pool
+of the limit.
 
-Open: the limiter is not wired to a pool yet; it becomes one more dimension whose limit changes each
-minute. It was designed, not simulated, and the provider's own floor and slope are from its help
-pages, not measured.
+Weakness: after a restart the 15 minutes are empty, so growth begins at the floor again; floor and
+slope are from the provider's help pages, not measured.
 """
 
 from __future__ import annotations
@@ -17,14 +17,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gateway.units import MINUTE
+from gateway.units import MICRO, MINUTE, Mode
 
 if TYPE_CHECKING:
-    from gateway.units import Micros, Tokens
+    from gateway.units import Micros, RuleId, Tokens
 
 MINUTES = 15
-FLOOR: Tokens = 1_000_000
-SLOPE_PPM = 500_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampRules:
+    """When a pool's growth is limited, and how.
+
+    Attributes:
+        always: Not only for 15 minutes after the provider has refused because of growth.
+        floor: Whole input tokens per minute that count as used in any case.
+        growth_ppm: Growth allowed in 15 minutes, parts per million.
+        most: L, the pool's own limit of tokens per minute.
+    """
+
+    always: bool = False
+    floor: Tokens = 1_000_000
+    growth_ppm: int = 500_000
+    most: Tokens
+    mode: Mode = Mode.ENFORCE
+    because: RuleId = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +51,12 @@ class Ramp:
     Attributes:
         minute: Number of the minute that `inputs[-1]` counts.
         inputs: Whole input tokens per minute, oldest first, the present one last.
-        slope_ppm: Growth allowed, parts per million.
+        share_ppm: Share of the rules' growth that is allowed now, parts per million.
     """
 
     minute: int
     inputs: tuple[Tokens, ...] = (0,) * (MINUTES + 1)
-    slope_ppm: int = SLOPE_PPM
+    share_ppm: int = MICRO
 
     @classmethod
     def at(cls, now: Micros) -> Ramp:
@@ -52,10 +69,8 @@ class Ramp:
         if passed <= 0:
             return self
         inputs = (self.inputs + (0,) * min(passed, MINUTES + 1))[-(MINUTES + 1) :]
-        slope = min(SLOPE_PPM, self.slope_ppm + passed * (SLOPE_PPM // MINUTES))
-        if passed >= MINUTES:
-            slope = SLOPE_PPM
-        return Ramp(minute=self.minute + passed, inputs=inputs, slope_ppm=slope)
+        share = min(MICRO, self.share_ppm + passed * -(-MICRO // MINUTES))
+        return Ramp(minute=self.minute + passed, inputs=inputs, share_ppm=share)
 
     def used(self, now: Micros, tokens: Tokens) -> Ramp:
         """So many input tokens were sent."""
@@ -65,9 +80,10 @@ class Ramp:
     def refused(self, now: Micros) -> Ramp:
         """The provider refused because use grew too fast."""
         ramp = self.advance(now)
-        return replace(ramp, slope_ppm=ramp.slope_ppm // 2)
+        return replace(ramp, share_ppm=ramp.share_ppm // 2)
 
-    def limit(self, most: Tokens) -> Tokens:
-        """Input tokens allowed per minute, `most` at most. Whole minutes only: not the present."""
+    def limit(self, rules: RampRules) -> Tokens:
+        """Input tokens allowed per minute. Whole minutes only: not the present one."""
         mean = sum(self.inputs[:-1]) // MINUTES
-        return min(most, max(FLOOR, mean) * (1_000_000 + self.slope_ppm) // 1_000_000)
+        growth = rules.growth_ppm * self.share_ppm // MICRO
+        return min(rules.most, max(rules.floor, mean) * (MICRO + growth) // MICRO)

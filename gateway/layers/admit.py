@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.admission.core import Admit, Ask, Late, Never, PoolSpec, Shed, Verdict
 from gateway.admission.places import Tickets
 from gateway.admission.profiles import Accounting, Usage, reserve, settle
+from gateway.admission.slopes import Slopes
 from gateway.admission.store import Outcome, PoolStore
 from gateway.call import Call, End, Kind, Layer, Principal, Reply, Service, VerdictNote
 from gateway.errors import BudgetSpent, DeadlinePassed, GatewayError, NeverFits, QueueFull
@@ -50,10 +51,12 @@ class Admission:
         on_wait: Called with pool, tier and micros waited, for metrics.
         on_shed: Called with the pool of a call that was refused, for metrics.
         producing: Output tokens expected of the calls in flight, by provider pool.
+        slopes: Growth of provider pools, limited where their provider punishes it.
     """
 
     __slots__ = (
-        "_held", "_renewing", "clock", "on_shed", "on_wait", "producing", "store", "tickets",
+        "_held", "_renewing", "clock", "on_shed", "on_wait", "producing", "slopes", "store",
+        "tickets",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +74,7 @@ class Admission:
         self.on_wait = on_wait
         self.on_shed = on_shed
         self.producing: dict[str, Tokens] = {}
+        self.slopes = Slopes(store)
         self._held: dict[Grants, Micros] = {}
         self._renewing: Timer | None = None
 
@@ -358,6 +362,13 @@ def _span(micros: Micros) -> str:
     return f"{seconds // 60} min" if seconds < 7_200 else f"{seconds // 3_600} h"
 
 
+def outcome_of(reply: Reply, end: End) -> Outcome:
+    """How an attempt ended, as far as the provider's pools care."""
+    if reply.kind is None:
+        return Outcome.FAILED if end in (End.FAILED, End.CUT, End.STALLED) else Outcome.SERVED
+    return Outcome.FAILED if reply.spares_pool else REFUSALS.get(reply.kind, Outcome.FAILED)
+
+
 def admit(admission: Admission) -> Layer:
     """The layer of the provider's pools: one set of grants per attempt."""
 
@@ -366,9 +377,14 @@ def admit(admission: Admission) -> Layer:
             deployment, estimate = call.deployment, call.estimate
             if deployment is None or estimate is None or not deployment.pools:
                 return await inner(call)
+            pools, ramps, slopes = deployment.pools, call.snapshot.ramps, admission.slopes
+            if ramps:
+                pools = slopes.beside(pools, ramps, admission.clock.now())
             rid = f"{call.id}.{call.attempt}"
             grants = Grants(admission, call, rid)
-            await grants.take(deployment.pools, estimate, lambda _pool: deployment.accounting)
+            await grants.take(pools, estimate, lambda _pool: deployment.accounting)
+            if ramps:
+                slopes.sent(pools, ramps, estimate.input, admission.clock.now())
             grants.produce(estimate.output)
             call.reserved = estimate.input + estimate.output
             call.sent = False
@@ -382,12 +398,9 @@ def admit(admission: Admission) -> Layer:
                 raise
 
             def closed(end: End) -> None:
-                outcome = REFUSALS.get(reply.kind) if reply.kind is not None else None
-                if reply.spares_pool:
-                    outcome = Outcome.FAILED
-                if outcome is None:
-                    bad = reply.kind is not None or end in (End.FAILED, End.CUT, End.STALLED)
-                    outcome = Outcome.FAILED if bad else Outcome.SERVED
+                outcome = outcome_of(reply, end)
+                if outcome is Outcome.RAMP:
+                    slopes.refused(pools, ramps, admission.clock.now())
                 grants.settle(outcome, call.usage, reply.retry_after)
 
             reply.on_close(closed)

@@ -32,6 +32,7 @@ from gateway.policy.lookups import (
     deployments_of,
     given,
     price_of,
+    ramps_of,
     tier_numbers,
 )
 from gateway.policy.models import CAPABILITIES
@@ -103,6 +104,7 @@ class _Compiler:
             ),
             holds=self._holds(),
             tokenizer=rules.tokenizer,
+            ramps=ramps_of(rules, self._mode),
             places=self._policy.places,
             listeners=made.Listeners(data=rules.listeners.data, admin=rules.listeners.admin),
             agents=self._agents,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.admission.ramp import RampRules
 from gateway.policy import globs
 from gateway.policy.kinds import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from gateway.policy import models as file
     from gateway.policy.problems import Path, Report
+    from gateway.units import Mode
 
 PER_MODEL = "per_model"
 """In place of a pool: each concrete model name is a pool of its own, without quota."""
@@ -48,6 +50,28 @@ def usable(patterns: Iterable[str], models: Iterable[str]) -> list[str]:
     """The public models (or families) that some pattern can match."""
     wanted = tuple(patterns)
     return [model for model in models if any(globs.overlap(want, model) for want in wanted)]
+
+
+def ramps_of(rules: file.PolicyFile, mode: Callable[[str], Mode]) -> dict[str, RampRules]:
+    """The slope limits of pools, without those that could never be below the pool's own limit.
+
+    Args:
+        rules: The policy.
+        mode: A rule's mode, weakened by the file's.
+    """
+    found = {}
+    for name, pool in rules.pools.items():
+        most, ramp = pool.limits.itpm or pool.limits.tpm or 0, pool.ramp
+        if most > ramp.floor and ramp.mode != "off":
+            found[f"pool:{name}"] = RampRules(
+                always=ramp.when == "always",
+                floor=ramp.floor,
+                growth_ppm=ramp.growth,
+                most=most,
+                mode=mode(ramp.mode),
+                because=f"pools.{name}.ramp",
+            )
+    return found
 
 
 class Check:

@@ -280,6 +280,23 @@ class Limits(Section):
     )
 
 
+class Ramp(Section):
+    """How fast use may grow, where a provider punishes sudden growth (`slow_down`)."""
+
+    when: Literal["after_refusal", "always"] = Field(
+        default="after_refusal",
+        description="after_refusal: for 15 minutes after the provider has refused because of "
+        "growth, slower with each such refusal.",
+    )
+    floor: Count = Field(
+        default=1_000_000, description="Input tokens per minute that are never too sudden."
+    )
+    growth: Percent = Field(
+        default=500_000, description="Growth in 15 minutes above their mean, or the floor."
+    )
+    mode: Mode = Field(default="enforce", description=MODE)
+
+
 class Pool(Section):
     """One provider quota: an account and model class, or one self-hosted deployment."""
 
@@ -305,6 +322,7 @@ class Pool(Section):
         default=None, ge=1, le=20_000, description="Calls that may wait here; default 20000."
     )
     utc_offset: Offset = Field(default=0, description="Where the provider's days begin.")
+    ramp: Ramp = Field(default=Ramp.model_construct(), description="How fast use may grow.")
     mode: Mode = Field(default="enforce", description=MODE)
 
 

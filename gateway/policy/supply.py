@@ -120,8 +120,19 @@ class Supply(Check):
                     at_key=True,
                 )
             self.limits((*path, "limits"), pool.limits)
+            if "ramp" in pool.model_fields_set:
+                self._ramp((*path, "ramp"), pool)
             if pool.ceilings is not None:
                 self._ceilings((*path, "ceilings"), pool)
+
+    def _ramp(self, path: Path, pool: file.Pool) -> None:
+        most = pool.limits.itpm or pool.limits.tpm
+        if pool.ramp.mode == "off" or (most and most > pool.ramp.floor):
+            return
+        what = f"the pool admits {most} tokens per minute" if most else "the pool meters no tokens"
+        self.report.error(
+            path, f"can never bind: {what}", allowed="a floor below the pool's tpm or itpm"
+        )
 
     def _ceilings(self, path: Path, pool: file.Pool) -> None:
         by_number: dict[int, int] = {}

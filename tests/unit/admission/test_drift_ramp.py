@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.admission.drift import Reading, foreign_use
 from gateway.admission.profiles import pool_spec
-from gateway.admission.ramp import Ramp
+from gateway.admission.ramp import Ramp, RampRules
 from gateway.units import MICRO, MINUTE
 
 U = MICRO
+RULES = RampRules(most=10**9)
 SPEC = pool_spec(name="p", limits={"rpm": 100, "tpm": 100_000, "tpd": 10**6}, because="p")
 
 
@@ -55,25 +58,32 @@ def test_absurd_readings_are_bounded():
 
 def test_growth_is_limited_to_half_again_of_the_last_quarter_hour():
     ramp = Ramp.at(0)
-    assert ramp.limit(10**9) == 1_500_000
-    assert ramp.limit(400_000) == 400_000
+    assert ramp.limit(RULES) == 1_500_000
+    assert ramp.limit(replace(RULES, most=400_000)) == 400_000
     for minute in range(15):
         ramp = ramp.used(minute * MINUTE, 2_000_000)
-    assert ramp.advance(15 * MINUTE).limit(10**9) == 3_000_000
+    assert ramp.advance(15 * MINUTE).limit(RULES) == 3_000_000
 
 
 def test_the_present_minute_does_not_raise_its_own_limit():
-    assert Ramp.at(0).used(1, 10**9).limit(10**12) == 1_500_000
+    assert Ramp.at(0).used(1, 10**9).limit(RULES) == 1_500_000
 
 
 def test_a_refusal_halves_the_slope_and_fifteen_clean_minutes_restore_it():
     ramp = Ramp.at(0).refused(1).refused(2)
-    assert ramp.limit(10**9) == 1_125_000
-    assert 1_125_000 < ramp.advance(5 * MINUTE).limit(10**9) < 1_500_000
-    assert ramp.advance(15 * MINUTE).limit(10**9) == 1_500_000
+    assert ramp.limit(RULES) == 1_125_000
+    assert 1_125_000 < ramp.advance(5 * MINUTE).limit(RULES) < 1_500_000
+    assert ramp.advance(15 * MINUTE).limit(RULES) == 1_500_000
 
 
 def test_a_long_silence_forgets_all_and_time_never_runs_back():
     ramp = Ramp.at(0).used(0, 10**9).advance(1_000 * MINUTE)
     assert ramp.inputs == (0,) * 16
     assert ramp.advance(0) is ramp
+
+
+def test_floor_and_growth_are_the_rules_own():
+    rules = RampRules(most=10**9, floor=10_000, growth_ppm=200_000)
+    ramp = Ramp.at(0)
+    assert ramp.limit(rules) == 12_000
+    assert ramp.refused(1).limit(rules) == 11_000

@@ -402,3 +402,13 @@ def test_a_providers_concurrency_is_the_last_pool_of_everything_it_serves():
     assert (whole.name, whole.concurrency) == ("provider:up", 7)
     assert whole.concurrency_because == "providers.up.concurrency"
     assert made.providers["up"].passthrough_pools == (whole,)
+
+
+def test_slopes_are_compiled_for_pools_that_they_can_hold_back():
+    text = WORLD.replace("limits: {rpm", "ramp: {floor: 5k, growth: 20%}, limits: {rpm", 1)
+    assert snapshot(WORLD).ramps == {}
+    ramp = snapshot(text).ramps["pool:big"]
+    assert (ramp.floor, ramp.growth_ppm, ramp.most) == (5_000, 200_000, 10_000)
+    assert (ramp.always, ramp.because) == (False, "pools.big.ramp")
+    off = text.replace("growth: 20%", "mode: off")
+    assert snapshot(off).ramps == {}

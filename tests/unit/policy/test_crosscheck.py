@@ -428,6 +428,14 @@ def test_letters_in_another_order_come_closer_than_another_letter():
     assert problem.nearest == "rpm"
 
 
+def test_a_slope_above_the_pools_own_limit_can_never_bind():
+    (problem,) = problems(POOLS.replace("limits: {rpm", "ramp: {when: always}, limits: {rpm"))
+    assert (problem.path, problem.what) == (
+        "pools.big.ramp", "can never bind: the pool admits 10000 tokens per minute",
+    )  # fmt: skip
+    assert not problems(POOLS.replace("limits: {rpm", "ramp: {floor: 5k}, limits: {rpm"))
+
+
 # --- beside invalid entries ---
 
 
