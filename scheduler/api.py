@@ -1,24 +1,35 @@
 """The one door into this room: opens the store and re-exports its values, decisions and errors.
 
-Held calls are the first tenants. Tasks, effects, approvals, usage and revisions come through the
-same door later.
+Held calls, effects and approvals. Tasks, usage and revisions come through the same door later.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scheduler import approvals, effects
+from scheduler.approvals import Approval, Caps, Document, Stand
+from scheduler.canonical import NotCanonical, canonical, fingerprint
+from scheduler.effects import Bounds, Effect, NewEffect
 from scheduler.errors import (
+    ApprovalsFull,
+    Full,
     HoldsFull,
     IllegalTransition,
     KeyReused,
+    LedgerFull,
     SchedulerError,
     StaleEpoch,
     StoreFault,
+    Unknown,
+    UnknownApproval,
+    UnknownEffect,
     UnknownHold,
 )
 from scheduler.holds import FINAL, LIVE, Limits, Ramp, State, pause
 from scheduler.stores.base import (
+    Approvals,
+    Effects,
     Held,
     HeldCalls,
     Message,
@@ -34,9 +45,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "FINAL", "LIVE", "Held", "HeldCalls", "HoldsFull", "IllegalTransition", "KeyReused", "Limits",
-    "Message", "NewHold", "Ramp", "Recovered", "Refusal", "SchedulerError", "StaleEpoch", "State",
-    "StoreFault", "TaskStore", "UnknownHold", "Waiting", "open", "pause",
+    "FINAL", "LIVE", "Approval", "Approvals", "ApprovalsFull", "Bounds", "Caps", "Document",
+    "Effect", "Effects", "Full", "Held", "HeldCalls", "HoldsFull", "IllegalTransition", "KeyReused",
+    "LedgerFull", "Limits", "Message", "NewEffect", "NewHold", "NotCanonical", "Ramp", "Recovered",
+    "Refusal", "SchedulerError", "StaleEpoch", "Stand", "State", "StoreFault", "TaskStore",
+    "Unknown", "UnknownApproval", "UnknownEffect", "UnknownHold", "Waiting", "approvals",
+    "canonical", "effects", "fingerprint", "open", "pause",
 ]  # fmt: skip
 
 FILE = "tasks.db"

@@ -1,8 +1,14 @@
 """Faults of this room.
 
     SchedulerError
-    ├─ UnknownHold         no such hold, or not this owner's: the two are never told apart
-    ├─ HoldsFull           a bound on kept calls is reached; `bound` names it
+    ├─ Unknown             no such row
+    │  ├─ UnknownHold      no such hold, or not this owner's: the two are never told apart
+    │  ├─ UnknownEffect    no such key in the ledger
+    │  └─ UnknownApproval  no such approval
+    ├─ Full                a bound on what is kept is reached; `bound` names it
+    │  ├─ HoldsFull
+    │  ├─ LedgerFull
+    │  └─ ApprovalsFull
     ├─ KeyReused           the owner's idempotency key stands for another request
     ├─ IllegalTransition   the state table has no such pair
     ├─ StaleEpoch          the row was claimed anew, or moved on: whoever asked must not act
@@ -18,20 +24,44 @@ class SchedulerError(Exception):
     """Abstract: what this room raises."""
 
 
-class UnknownHold(SchedulerError):
+class Unknown(SchedulerError):
+    """Abstract: no such row."""
+
+
+class UnknownHold(Unknown):
     """No hold of that id belongs to that owner."""
 
 
-class HoldsFull(SchedulerError):
-    """Nothing was kept: a bound is reached.
+class UnknownEffect(Unknown):
+    """The ledger does not hold that key."""
+
+
+class UnknownApproval(Unknown):
+    """There is no approval of that id."""
+
+
+class Full(SchedulerError):
+    """Abstract: nothing was kept, because a bound is reached.
 
     Attributes:
-        bound: `max_calls`, `max_bytes` or `max_per_agent`.
+        bound: Its name, such as `max_calls`.
     """
 
     def __init__(self, bound: str, limit: int) -> None:
         super().__init__(f"{bound} is reached ({limit})")
         self.bound = bound
+
+
+class HoldsFull(Full):
+    """Of held calls: `max_calls`, `max_bytes` or `max_per_agent`."""
+
+
+class LedgerFull(Full):
+    """Of effects: `rows` or `bytes`."""
+
+
+class ApprovalsFull(Full):
+    """Of approvals: `rows` or `open_of_owner`."""
 
 
 class KeyReused(SchedulerError):

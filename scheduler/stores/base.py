@@ -1,11 +1,12 @@
-"""The TaskStore protocol: the only door to durable state. Its first part keeps held calls.
+"""The TaskStore protocol: the only door to durable state: held calls, effects, approvals.
 
-Tasks, effects and schedules join this protocol with the execution tier; they share the database,
-its writer and its migrations. Promises of every implementation:
+Tasks and schedules join this protocol with the execution tier; they share the database, its writer
+and its migrations. Promises of every implementation:
 
 * A method that returned has its effect on disk (power loss included, as far as the disk is honest).
 * One method is one transaction. Of several concurrent ones, each sees the others whole or not.
-* Every change of state is a compare-and-swap on (id, epoch, state) by the table of `holds.py`.
+* Every change of state is a compare-and-swap by the table of `holds.py`, `effects.py` or
+  `approvals.py`.
 * Readers see committed rows only.
 """
 
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from scheduler.approvals import Approval, Caps, Document, Move, Stand
+    from scheduler.effects import Bounds, Effect, Judgment, Mark, NewEffect
     from scheduler.holds import Limits, State
     from scheduler.units import Micros, Tier
 
@@ -37,8 +40,8 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewHold:
-    """A call to be kept. No field holds a credential.
+class Hold:
+    """What a hold says from the day it was kept. No field holds a credential.
 
     Attributes:
         id: The call's id, unguessable.
@@ -48,11 +51,9 @@ class NewHold:
         dialect, family, client, target, coding, peer: To make the call anew.
         streams: The caller asked for a stream.
         received, deadline: Instants; past the deadline it expires.
-        dedupe: Hash of owner and Idempotency-Key; "" without one.
         digest: Hash of the request, compared when a key comes again.
         webhook: Where to push the result; "" nowhere.
         reason, because: Why it is held, in words and as the rule that decided.
-        request: Headers without credentials, and the body.
     """
 
     id: str
@@ -71,16 +72,27 @@ class NewHold:
     streams: bool
     received: Micros
     deadline: Micros
-    dedupe: str = ""
     digest: str = ""
     webhook: str = ""
     reason: str = ""
     because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewHold(Hold):
+    """A call to be kept.
+
+    Attributes:
+        dedupe: Hash of owner and Idempotency-Key; "" without one.
+        request: Headers without credentials, and the body.
+    """
+
+    dedupe: str = ""
     request: Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Hold):
     """One held call as it stands, without its bodies.
 
     Attributes:
@@ -96,26 +108,6 @@ class Held:
     """
 
     seq: int
-    id: str
-    owner: str
-    agent: str
-    tenant: str
-    rule: str
-    tier: Tier
-    model: str
-    dialect: str
-    family: str
-    client: str
-    target: bytes
-    coding: str
-    peer: str
-    streams: bool
-    received: Micros
-    deadline: Micros
-    digest: str
-    webhook: str
-    reason: str
-    because: str
     state: State
     epoch: int
     attempt: int
@@ -264,8 +256,135 @@ class HeldCalls(Protocol):
         ...
 
 
+class Effects(Protocol):
+    """The part of the store that is the idempotency ledger."""
+
+    async def look(self, key: str) -> tuple[Effect, bytes | None] | None:
+        """The row of this key with its answer, or None."""
+        ...
+
+    async def reserve(self, new: NewEffect, *, now: Micros, bounds: Bounds) -> Judgment:
+        """`effects.judge` of the row as it is; with `Go` it is reserved, and on disk.
+
+        Raises:
+            LedgerFull: Nothing was reserved, and nothing may be sent.
+        """
+        ...
+
+    async def extend(self, key: str, epoch: int, *, deadline: Micros) -> None:
+        """The same reservation for one more attempt. Raises StaleEpoch."""
+        ...
+
+    async def settle(
+        self, key: str, epoch: int, answer: bytes, *, tokens: int, now: Micros, bounds: Bounds
+    ) -> Effect:
+        """Its outcome is on disk; an answer beyond the bounds is noted without its bytes.
+
+        Raises:
+            StaleEpoch: It was reserved anew, or resolved.
+        """
+        ...
+
+    async def release(self, key: str, epoch: int) -> None:
+        """It was definitely not done: the key is free. Raises StaleEpoch."""
+        ...
+
+    async def doubt(self, key: str, epoch: int, note: str) -> None:
+        """Whether it was done is unknown; what may be repeated is released. Raises StaleEpoch."""
+        ...
+
+    async def resolve(self, key: str, *, done: bool, note: str, now: Micros) -> Effect:
+        """A human's word on an effect in doubt. Raises UnknownEffect, IllegalTransition."""
+        ...
+
+    async def overdue(self, *, now: Micros, limit: int) -> list[Effect]:
+        """What was reserved for too long, now in doubt (released, where repeating is harmless)."""
+        ...
+
+    async def abandoned(self) -> list[Effect]:
+        """The same for all that is reserved: only for the owner, before it serves."""
+        ...
+
+    async def doubts(self, *, limit: int) -> list[Effect]:
+        """What waits for a human, oldest first."""
+        ...
+
+    async def prune(self, *, now: Micros, limit: int) -> int:
+        """Settled effects whose retention is over are erased; reserved ones and doubts never."""
+        ...
+
+    async def counts(self) -> dict[Mark, int]:
+        """Rows by state."""
+        ...
+
+
+class Approvals(Protocol):
+    """The part of the store that keeps consent."""
+
+    async def ask(
+        self, document: Document, *, reason: str, call: str, now: Micros, caps: Caps
+    ) -> Approval:
+        """The approval of this question: the open or still denied one, else a new pending one.
+
+        Raises:
+            ApprovalsFull: Nothing was asked.
+        """
+        ...
+
+    async def decide(
+        self,
+        approval: str,
+        event: Move,
+        *,
+        approver: str,
+        signature: bytes,
+        note: str,
+        now: Micros,
+    ) -> Approval:
+        """Granted or denied. Raises UnknownApproval, IllegalTransition (decided, or expired)."""
+        ...
+
+    async def use(self, approval: str, call: str, *, now: Micros) -> Approval:
+        """Granted becomes used; the same call may ask again. Raises IllegalTransition."""
+        ...
+
+    async def void(self, approval: str, note: str, *, now: Micros) -> Approval:
+        """It is worth nothing any more. Raises UnknownApproval, IllegalTransition."""
+        ...
+
+    async def find(self, approval: str) -> Approval:
+        """The approval. Raises UnknownApproval."""
+        ...
+
+    async def expire(self, *, now: Micros, limit: int) -> list[Approval]:
+        """Open approvals past their expiry, now expired."""
+        ...
+
+    async def listing(self, *, state: Stand | None, after: int, limit: int) -> list[Approval]:
+        """Approvals with `seq` above `after`, oldest first."""
+        ...
+
+    async def prune(self, *, before: Micros, limit: int) -> int:
+        """Approvals that ended before that instant are erased."""
+        ...
+
+    async def counts(self) -> dict[Stand, int]:
+        """Rows by state."""
+        ...
+
+
 class TaskStore(HeldCalls, Protocol):
     """Everything durable."""
+
+    @property
+    def effects(self) -> Effects:
+        """The idempotency ledger."""
+        ...
+
+    @property
+    def approvals(self) -> Approvals:
+        """Consent to single calls."""
+        ...
 
     def own(self) -> bool:
         """Whether this process alone may claim and recover; tried anew at each call until it is.

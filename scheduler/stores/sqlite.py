@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 import sqlite3
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,14 +39,17 @@ from scheduler.errors import (
 from scheduler.holds import FINAL, LIVE, Event, Limits, State, move
 from scheduler.stores import locks
 from scheduler.stores.base import Held, Message, NewHold, Recovered, Refusal, Waiting
+from scheduler.stores.consent import ConsentTable
 from scheduler.stores.lanes import Job, Lane
+from scheduler.stores.ledger import EffectTable
+from scheduler.stores.statements import statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scheduler.units import Micros
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CHECKPOINT_EVERY = 256
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Groups, or bytes of bodies, after which the reading thread copies the log into the database."""
@@ -62,16 +66,6 @@ PRAGMAS = (
 
 
 # --- statements -----------------------------------------------------------------------------------
-
-
-def statements(name: str) -> dict[str, str]:
-    """The named statements of a file beside this one."""
-    text = (resources.files("scheduler.stores") / "sql" / name).read_text()
-    found: dict[str, str] = {}
-    for part in text.split("-- name: ")[1:]:
-        title, _, body = part.partition("\n")
-        found[title.strip()] = body.strip()
-    return found
 
 
 def _headers_out(message: Message) -> str:
@@ -151,6 +145,8 @@ class SqliteStore:
         self._reader = (
             self._writer if self._path is None else Lane("store-reader", self._connect, _read)
         )
+        self.effects = EffectTable(self._writer, self._reader, wrote=self._wrote)
+        self.approvals = ConsentTable(self._writer, self._reader)
 
     def __repr__(self) -> str:
         """Where it is: the test interface."""
@@ -283,8 +279,12 @@ class SqliteStore:
         self._keep_body(db, new.id, "request", new.request)
         return self._row(db, new.id)
 
+    def _wrote(self, size: int) -> None:
+        """So many bytes of bodies went into the log."""
+        self._written += size
+
     def _keep_body(self, db: sqlite3.Connection, hold: str, part: str, message: Message) -> None:
-        self._written += len(message.body)
+        self._wrote(len(message.body))
         db.execute(
             self._sql["keep_body"],
             {
@@ -521,11 +521,7 @@ class SqliteStore:
         )
 
 
-_KEPT = (
-    "id", "owner", "agent", "tenant", "rule", "tier", "model", "dialect", "family", "client",
-    "target", "coding", "peer", "streams", "received", "deadline", "dedupe", "digest", "webhook",
-    "reason", "because",
-)  # fmt: skip
+_KEPT = tuple(one.name for one in fields(NewHold) if one.name != "request")
 
 
 def _read(connection: sqlite3.Connection, jobs: Iterable[Job[sqlite3.Connection]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import fields
 
 import pytest
 
@@ -22,6 +23,7 @@ from gateway.layers.mark import mark
 from gateway.snapshot import Deployment, HoldRules, Provider, Snapshot, Tier
 from gateway.units import MICRO, Mode
 from scheduler.api import Held, State
+from scheduler.stores.base import Hold
 from tests.fixtures.held import NOW, new_hold
 from tests.unit.layers.test_trip import the_clock
 
@@ -50,9 +52,7 @@ def call(
 
 def row() -> Held:
     new = new_hold()
-    facts = {
-        name: getattr(new, name) for name in new.__slots__ if name not in ("dedupe", "request")
-    }
+    facts = {one.name: getattr(new, one.name) for one in fields(Hold)}
     return Held(**facts, seq=1, state=State.OPEN, epoch=0, attempt=0, sent_at=0, sent_to="",
                 tries=0, not_before=0, status=0, code="", message="", finished=0, push_at=0,
                 push_tries=0, push_state="", bytes=1)  # fmt: skip

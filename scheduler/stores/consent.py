@@ -1,0 +1,163 @@
+"""The approval table: `approvals.py` decides, this file writes, each change a compare-and-swap."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from scheduler.approvals import OPEN, Approval, Caps, Document, Move, Stand, move
+from scheduler.canonical import canonical
+from scheduler.errors import ApprovalsFull, IllegalTransition, UnknownApproval
+from scheduler.stores.statements import statements
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from scheduler.stores.lanes import Lane
+    from scheduler.units import Micros
+
+
+def _approval(row: sqlite3.Row) -> Approval:
+    document = Document(
+        id=row["id"], owner=row["owner"], agent=row["agent"], tenant=row["tenant"],
+        tool=row["tool"], arguments=json.loads(row["arguments"]), policy=row["policy"],
+        rule=row["rule"], expires=row["expires"], nonce=row["nonce"],
+    )  # fmt: skip
+    return Approval(
+        seq=row["seq"], document=document, state=Stand(row["state"]), reason=row["reason"],
+        call=row["call"], requested=row["requested"], decided=row["decided"], used=row["used"],
+        approver=row["approver"], signature=bytes(row["signature"]), note=row["note"],
+    )  # fmt: skip
+
+
+class ConsentTable:
+    """`Approvals` on SQLite.
+
+    Args:
+        writer, reader: The store's lanes.
+    """
+
+    def __init__(
+        self, writer: Lane[sqlite3.Connection], reader: Lane[sqlite3.Connection]
+    ) -> None:  # fmt: skip
+        self._sql = statements("approvals.sql")
+        self._writer = writer
+        self._reader = reader
+
+    def _find(self, db: sqlite3.Connection, approval: str) -> Approval:
+        row = db.execute(self._sql["by_id"], {"id": approval}).fetchone()
+        if row is None:
+            raise UnknownApproval(approval)
+        return _approval(row)
+
+    async def ask(
+        self, document: Document, *, reason: str, call: str, now: Micros, caps: Caps
+    ) -> Approval:
+        """See `Approvals`."""
+
+        def ask(db: sqlite3.Connection) -> Approval:
+            binding = document.binding()
+            row = db.execute(self._sql["newest"], {"binding": binding}).fetchone()
+            if row is not None:
+                known = _approval(row)
+                standing = known.state in OPEN or known.state is Stand.DENIED
+                if standing and now < known.document.expires:
+                    return known
+            (rows,) = db.execute(self._sql["rows"]).fetchone()
+            if rows >= caps.rows:
+                raise ApprovalsFull("rows", caps.rows)
+            (owned,) = db.execute(self._sql["open_of_owner"], {"owner": document.owner}).fetchone()
+            if owned >= caps.open_of_owner:
+                raise ApprovalsFull("open_of_owner", caps.open_of_owner)
+            db.execute(
+                self._sql["ask"],
+                {
+                    "id": document.id, "owner": document.owner, "agent": document.agent,
+                    "tenant": document.tenant, "tool": document.tool,
+                    "arguments": canonical(dict(document.arguments)).decode(),
+                    "policy": document.policy, "rule": document.rule,
+                    "expires": document.expires, "nonce": document.nonce, "binding": binding,
+                    "reason": reason, "call": call, "now": now,
+                },
+            )  # fmt: skip
+            return self._find(db, document.id)
+
+        return await self._writer.ask(ask)
+
+    async def decide(
+        self, approval: str, event: Move, *, approver: str, signature: bytes, note: str, now: Micros
+    ) -> Approval:  # fmt: skip
+        """See `Approvals`."""
+
+        def decide(db: sqlite3.Connection) -> Approval:
+            known = self._find(db, approval)
+            after = move(known.state, event)
+            if now >= known.document.expires:
+                raise IllegalTransition("the approval has expired")
+            values = {
+                "id": approval, "state": after.value, "now": now, "approver": approver,
+                "signature": signature, "note": note,
+            }  # fmt: skip
+            db.execute(self._sql["decide"], values)
+            return self._find(db, approval)
+
+        return await self._writer.ask(decide)
+
+    async def use(self, approval: str, call: str, *, now: Micros) -> Approval:
+        """See `Approvals`."""
+
+        def use(db: sqlite3.Connection) -> Approval:
+            known = self._find(db, approval)
+            if known.state is Stand.USED and known.call == call:
+                return known
+            move(known.state, Move.USE)
+            if now >= known.document.expires:
+                raise IllegalTransition("the approval has expired")
+            db.execute(self._sql["use"], {"id": approval, "call": call, "now": now})
+            return self._find(db, approval)
+
+        return await self._writer.ask(use)
+
+    async def void(self, approval: str, note: str, *, now: Micros) -> Approval:
+        """See `Approvals`."""
+        return await self._writer.ask(lambda db: self._finish(db, approval, Move.VOID, note, now))
+
+    def _finish(
+        self, db: sqlite3.Connection, approval: str, event: Move, note: str, now: Micros
+    ) -> Approval:  # fmt: skip
+        after = move(self._find(db, approval).state, event)
+        db.execute(
+            self._sql["finish"], {"id": approval, "state": after.value, "note": note, "now": now}
+        )
+        return self._find(db, approval)
+
+    async def find(self, approval: str) -> Approval:
+        """See `Approvals`."""
+        return await self._reader.ask(lambda db: self._find(db, approval))
+
+    async def expire(self, *, now: Micros, limit: int) -> list[Approval]:
+        """See `Approvals`."""
+
+        def expire(db: sqlite3.Connection) -> list[Approval]:
+            rows = db.execute(self._sql["overdue"], {"now": now, "limit": limit}).fetchall()
+            return [self._finish(db, row["id"], Move.EXPIRE, row["note"], now) for row in rows]
+
+        return await self._writer.ask(expire)
+
+    async def listing(self, *, state: Stand | None, after: int, limit: int) -> list[Approval]:
+        """See `Approvals`."""
+        values = {"state": state.value if state else "", "after": after, "limit": limit}
+        return await self._reader.ask(
+            lambda db: [_approval(row) for row in db.execute(self._sql["listing"], values)]
+        )
+
+    async def prune(self, *, before: Micros, limit: int) -> int:
+        """See `Approvals`."""
+        values = {"before": before, "limit": limit}
+        return await self._writer.ask(lambda db: db.execute(self._sql["prune"], values).rowcount)
+
+    async def counts(self) -> dict[Stand, int]:
+        """See `Approvals`."""
+        return await self._reader.ask(
+            lambda db: {Stand(row[0]): row[1] for row in db.execute(self._sql["counts"])}
+        )
