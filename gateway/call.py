@@ -421,6 +421,13 @@ class Source(Protocol):
         """Body bytes exactly as they arrive; at most once."""
         ...
 
+    async def pass_to(self, take: Callable[[bytes], bool]) -> bool:
+        """Instead of `chunks`: the body was given to `take`, each chunk in the step it came in.
+
+        True at its end, False once `take` returned False; then called again for the rest.
+        """
+        ...
+
     async def close(self, *, reuse: bool) -> None:
         """Nothing of the source is left; callable twice. `reuse` keeps the connection if it can."""
         ...
@@ -438,6 +445,11 @@ class Bytes:
         """The body, at once."""
         if self._body:
             yield self._body
+
+    async def pass_to(self, take: Callable[[bytes], bool]) -> bool:
+        """The body, at once."""
+        body, self._body = self._body, b""
+        return not body or take(body)
 
     async def close(self, *, reuse: bool) -> None:
         """Nothing to give back."""

@@ -403,10 +403,16 @@ class Connection(HttpToolsProtocol):
         if self._active is not None:
             self._active.begin(status, headers, length, hold=hold, close=close)
 
-    def push(self, data: bytes) -> None:
-        """A piece of the body; see `Exchange.push`."""
-        if self._active is not None:
-            self._active.push(data)
+    def push(self, data: bytes) -> bool:
+        """A piece of the body (see `Exchange.push`); False if the client should be let catch up."""
+        cycle = self._active
+        if cycle is None or cycle.disconnected:
+            return True
+        if data and cycle.chunked_encoding and not cycle.held:  # nearly every event of a stream
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            cycle.push(data)
+        return not self.flow.write_paused
 
     def finish(self, data: bytes) -> None:
         """The last piece; see `Exchange.finish`."""

@@ -6,6 +6,7 @@ passes through. Nothing here decides about a call.
 
 from __future__ import annotations
 
+import importlib
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from gateway.admission.local import LocalStore
 from gateway.admission.places import Tickets
 from gateway.holds.push import Pushing
 from gateway.holds.resume import Resuming
+from gateway.http1.transport import Http1Transport
 from gateway.identity import Identities, JwksSource, derive, process_secret
 from gateway.layers.admit import Admission
 from gateway.layers.count import CountTokens
@@ -41,7 +43,6 @@ from gateway.telemetry.traces import open_spans
 from gateway.tokens import Counter, Missing, Vocabulary
 from gateway.tools.exchange import Exchanges
 from gateway.tools.plane import Plane
-from gateway.upstream import AiohttpTransport
 from gateway.webhooks import Webhooks
 from scheduler import api as scheduler
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from gateway.telemetry.logs import Log, Redactor
     from gateway.telemetry.metrics import Metrics
     from gateway.units import Rng
+    from gateway.upstream import PooledTransport
 
     Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
@@ -131,6 +133,16 @@ def secrets_of(snapshot: Snapshot) -> list[str]:
     return found
 
 
+def transport_of(name: str, clock: LoopClock) -> PooledTransport:
+    """How bytes reach providers, by its name in `settings.TRANSPORTS`."""
+    if name == "http1":
+        return Http1Transport(clock)
+    # Only where it is asked for: aiohttp takes longer to import than the gateway to start.
+    module = importlib.import_module("gateway.upstream_aiohttp")
+    transport: PooledTransport = module.AiohttpTransport()
+    return transport
+
+
 class Machine:
     """Everything a call passes through. An asynchronous context: closed when it ends.
 
@@ -164,7 +176,7 @@ class Machine:
         self.settings = settings
         self.spans = open_spans(settings.otlp_endpoint, version=__version__)
         self.store = LocalStore(clock)
-        self.transport = AiohttpTransport()
+        self.transport = transport_of(settings.transport, clock)
         self.counter = Counter(Vocabulary(settings.vocabulary_dir).open, clock=clock)
         self.decisions = Decisions(redact)
         self.refused = Decisions(redact, most_calls=MOST_REFUSALS, most_bytes=MOST_REFUSED_BYTES)

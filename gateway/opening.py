@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.clock import Clock, Timer
     from gateway.errors import UpstreamFault
     from gateway.units import Micros
-    from gateway.upstream import Incoming, TransportFault
+    from gateway.upstream import Incoming, Take, TransportFault
     from gateway.wire.sse import Event
 
 MAX_ERROR_BODY = 1 << 20
@@ -51,7 +51,9 @@ class Relayed:
     never cancelled for it. A chunk stores a time stamp and re-arms nothing.
     """
 
-    __slots__ = ("_clock", "_first", "_idle", "_incoming", "_last", "_rest", "_timer", "_until")
+    __slots__ = (
+        "_clock", "_first", "_idle", "_incoming", "_last", "_passing", "_rest", "_timer", "_until",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -70,14 +72,15 @@ class Relayed:
         self._idle = idle
         self._until = until
         self._last: Micros = 0
+        self._passing = False
         self._timer: Timer | None = None
         if not incoming.whole:  # a body that is here cannot be late
             self._last = clock.now()
             self._timer = clock.after(min(idle, until - self._last), self._check)
 
     def touched(self, _chunk: bytes) -> None:
-        """A tap: a chunk has come, and nobody waits for the next one yet."""
-        self._last = 0
+        """A tap: a chunk has come; the next is waited for at once, or when it is asked for."""
+        self._last = self._clock.now() if self._passing else 0
 
     def _check(self) -> None:
         now = self._clock.now()
@@ -107,6 +110,20 @@ class Relayed:
         if self._timer is not None:
             self._last = self._clock.now()
         return self._rest.__anext__()
+
+    async def pass_to(self, take: Take) -> bool:
+        """The body was given to `take`, unless it had enough; deadlines as above."""
+        while self._first:
+            if not take(self._first.popleft()):
+                return False
+        if self._timer is not None:
+            self._passing = True
+            self._last = self._clock.now()
+        try:
+            return await self._incoming.pass_to(take)
+        finally:
+            self._passing = False
+            self._last = 0
 
     async def close(self, *, reuse: bool) -> None:
         """The deadline is gone and the connection is back in its pool, or closed."""

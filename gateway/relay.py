@@ -5,7 +5,9 @@ status before the head, an event of the dialect after it, nothing after the last
 did not end well never ends cleanly: its framing stays unfinished and the connection is dropped, so
 that no client takes half an answer for a whole one (`protocols.md` §2.4; Portkey#1797).
 
-Bytes pass chunk by chunk; taps see each before it is sent. Awaiting `send` is the back pressure.
+Bytes pass chunk by chunk; taps see each before it is sent. Where the connection is ours, a chunk of
+a stream goes from socket to socket in one step and this call's task sleeps; a client that falls
+behind pauses the upstream until it has caught up. Elsewhere awaiting `send` is the back pressure.
 """
 
 from __future__ import annotations
@@ -101,8 +103,8 @@ class Link(Protocol):
         """The head is sent, or held back (`hold`) because `finish` follows at once."""
         ...
 
-    def push(self, data: bytes) -> None:
-        """A piece of the body is sent."""
+    def push(self, data: bytes) -> bool:
+        """A piece of the body is sent; False where the client should be let catch up: `drain`."""
         ...
 
     def finish(self, data: bytes) -> None:
@@ -274,21 +276,13 @@ class Outlet:
 
     async def _stream_body(self, reply: Reply, edit: Edit | None) -> End:
         """A body of unknown length, chunk by chunk."""
-        taps, link = reply.taps, self.link
         fault: GatewayError | None = None
         self._watch()
         try:
-            async for chunk in reply.source.chunks():
-                for tap in taps:
-                    tap(chunk)
-                out = chunk if edit is None else edit.feed(chunk)
-                if out:
-                    self._tail = out
-                    if link is None or link.paused or self.deaf:
-                        await self._push(out)
-                    else:  # nearly always: no hop for a client that keeps up
-                        self._moves += 2
-                        link.push(out)
+            if self.link is None:
+                await self._send_chunks(reply, edit)
+            else:
+                await self._pass_chunks(reply, edit, self.link)
         except TransportFault as error:
             fault = _fault_of(error)
         except (StreamCut, UpstreamMalformed, UpstreamTimeout) as error:
@@ -296,6 +290,42 @@ class Outlet:
         if fault is not None and reply.terminal:
             fault = None  # everything had arrived; how the upstream hung up does not matter
         return await self._ended(reply, fault, b"" if edit is None else edit.rest())
+
+    async def _send_chunks(self, reply: Reply, edit: Edit | None) -> None:
+        """Through a server that takes messages only."""
+        taps = reply.taps
+        async for chunk in reply.source.chunks():
+            for tap in taps:
+                tap(chunk)
+            out = chunk if edit is None else edit.feed(chunk)
+            if out:
+                self._tail = out
+                await self._push(out)
+
+    async def _pass_chunks(self, reply: Reply, edit: Edit | None, link: Link) -> None:
+        """From socket to socket: a chunk leaves in the step of the loop in which it came.
+
+        This task sleeps meanwhile, and wakes where the client has to catch up (docs/adr/0031).
+        """
+        taps, push = reply.taps, link.push
+
+        def take(chunk: bytes) -> bool:
+            for tap in taps:
+                tap(chunk)
+            out = chunk if edit is None else edit.feed(chunk)
+            if out:
+                self._tail = out
+                self._moves += 2
+                return self.deaf or push(out)
+            return True
+
+        over = False
+        while not over:
+            if link.paused and not self.deaf:
+                self._moves += 1
+                await link.drain()
+                self._moves += 1
+            over = await reply.source.pass_to(take)
 
     async def _sized_body(self, reply: Reply, length: int) -> End:
         """A body of declared length; its last chunk goes out with the end, in one write."""

@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+TRANSPORTS = ("http1", "aiohttp")
+"""Our own client, and aiohttp's pool should anything be wrong with it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -19,6 +22,7 @@ class Settings:
         secret_file: The one secret all signing keys derive from; None means in `state_dir`.
         redis_url: Shared store; "" is the embedded one.
         otlp_endpoint, trace_ratio: Where spans go ("" for nowhere); share of new traces kept.
+        transport: How bytes reach providers: one of `TRANSPORTS`.
         vocabulary_dir: Folder of the tokenizer's files.
         environment: The variables policy may name in `${…}`; never logged.
     """
@@ -31,6 +35,7 @@ class Settings:
     state_dir: Path = Path()
     secret_file: Path | None = None
     redis_url: str = ""
+    transport: str = "http1"
     vocabulary_dir: Path = Path()
     log_level: str = ""
     otlp_endpoint: str = ""
@@ -77,6 +82,12 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
             raise ValueError(f"{name}={text!r}: a number from 0 to 1 is allowed")
         return value
 
+    def one_of(name: str, allowed: tuple[str, ...]) -> str:
+        text = env.get(name, "") or allowed[0]
+        if text not in allowed:
+            raise ValueError(f"{name}={text!r}: one of {', '.join(allowed)} is allowed")
+        return text
+
     policy = env.get("TIDEGATE_POLICY", "")
     state = env.get("TIDEGATE_STATE_DIR", "")
     secret = env.get("TIDEGATE_SECRET_FILE", "")
@@ -91,6 +102,7 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
         else user_dir(env, "XDG_STATE_HOME", ".local/state") / "tidegate",
         secret_file=Path(secret) if secret else None,
         redis_url=env.get("TIDEGATE_REDIS_URL", ""),
+        transport=one_of("TIDEGATE_TRANSPORT", TRANSPORTS),
         vocabulary_dir=vocabulary_dir(env),
         log_level=env.get("TIDEGATE_LOG_LEVEL", ""),
         otlp_endpoint=env.get("TIDEGATE_OTLP_ENDPOINT", ""),

@@ -21,6 +21,7 @@ from gateway.upstream import (
     check_request,
     forwarded,
     framing,
+    pass_on,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from gateway.call import HeaderList
     from gateway.units import Micros
-    from gateway.upstream import Incoming, Outgoing, Sent
+    from gateway.upstream import Incoming, Outgoing, Sent, Take
 
 
 _ENDED = ("Server disconnected", "peer closed connection")
@@ -154,6 +155,10 @@ class _Answer:
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive."""
         return self
+
+    async def pass_to(self, take: Take) -> bool:
+        """The rest of the body was given to `take`, unless it had enough."""
+        return await pass_on(self, take)
 
     def __aiter__(self) -> _Answer:
         """Itself."""

@@ -122,29 +122,21 @@ class _Stream:
         self.reader = reader
         self.coding = wire_headers.coding_of(reply.headers)
         self.plain = PlainTap()
-        self.tap: Callable[[bytes], None] | None = None
-        tap = Tap(Events(), reader, orjson.loads)
+        self.tap: Tap | None = None
         if self.coding:
             # Compressed although we asked for identity: bytes pass with their label, and a copy is
             # read at the end.
             reply.taps.append(self.plain)
         else:
-            self.tap = self._tap(tap)
+            self.tap = Tap(Events(), reader, orjson.loads, self._marked)
             reply.taps.append(self.tap)
             if call.usage_injected:
                 reply.edit = WithoutUsage()  # the chunk that the client did not ask for
         reply.finishing.append(self.finishing)
         reply.on_close(self.closed)
 
-    def _tap(self, tap: Tap) -> Callable[[bytes], None]:
-        reader, reply = self.reader, self.reply
-
-        def observe(chunk: bytes) -> None:
-            tap(chunk)
-            if reader.terminal:
-                reply.terminal = True
-
-        return observe
+    def _marked(self) -> None:
+        self.reply.terminal = True
 
     def _catch_up(self) -> None:
         """A compressed stream is read once, when it is over."""

@@ -19,7 +19,7 @@ from gateway.clock import Expiry
 from gateway.errors import GatewayError, StreamCut, UpstreamMalformed
 from gateway.opening import Relayed
 from gateway.units import MICRO
-from gateway.upstream import TransportFault
+from gateway.upstream import TransportFault, pass_on
 from gateway.wire import mcp_stream, refusals, splice, sse
 from gateway.wire.sse import Blocks
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gateway.clock import Clock
     from gateway.snapshot import Server
     from gateway.units import Micros
-    from gateway.upstream import Incoming
+    from gateway.upstream import Incoming, Take
 
 Result: TypeAlias = Mapping[str, Any]
 Adapt: TypeAlias = "Callable[[Result], dict[str, Any] | None]"
@@ -206,7 +206,7 @@ class Passage:
 class Stream:
     """The source of an answer that comes as a stream."""
 
-    __slots__ = ("_clock", "_passage", "_relayed", "_server")
+    __slots__ = ("_clock", "_passage", "_relayed", "_said", "_server")
 
     def __init__(
         self, server: Server, incoming: Incoming, passage: Passage, *, clock: Clock, total: Micros
@@ -215,6 +215,7 @@ class Stream:
         self._server = server
         self._passage = passage
         self._clock = clock
+        self._said: AsyncIterator[bytes] | None = None
         self._relayed = Relayed(
             incoming,
             deque(),
@@ -251,6 +252,11 @@ class Stream:
                     return
         if not passage.resumable:
             raise StreamCut(f"The tool server {self._server.name} ended without an answer.")
+
+    async def pass_to(self, take: Take) -> bool:
+        """As `chunks`: a message may need looking into, so each is awaited."""
+        self._said = self._said or self.chunks()
+        return await pass_on(self._said, take)
 
     async def _rest(self) -> None:
         """The end of the stream is read where it comes at once."""

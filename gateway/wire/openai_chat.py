@@ -300,10 +300,13 @@ class ChatReader(Reader):
 
 
 def _maybe_worth(data: bytes) -> bool:
-    """False for nearly every chunk, which `_WORTH` would search at each of its quotes."""
+    """False for nearly every chunk, which `_WORTH` would search at each of its quotes.
+
+    `find` and not `in`, which tries the needle as a number first and costs half as much again.
+    """
     return (
-        b'"usage"' in data
-        or b'"error"' in data
+        data.find(b'"usage"') >= 0
+        or data.find(b'"error"') >= 0
         or data.count(b'"finish_reason"') != data.count(b'"finish_reason":null')
     )
 

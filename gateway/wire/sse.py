@@ -23,6 +23,9 @@ from typing import NamedTuple
 MAX_EVENT = 8 * 1024 * 1024
 """Bytes of one event that are kept; without a bound one endless line fills the memory."""
 
+# Byte values, because `bytes in bytes` first tries the needle as a number, and raises inside.
+_LF, _CR = 0x0A, 0x0D
+
 _BOM = b"\xef\xbb\xbf"
 _NAME_WINDOW = 1024
 """Bytes at the front of an oversized event in which its name is looked for."""
@@ -96,17 +99,18 @@ class Events:
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that end within this chunk, in order."""
         if (  # nearly every chunk of a model's stream: one event of one line, nothing pending
-            chunk.find(b"\n") == len(chunk) - 2
-            and chunk.startswith(b"data: ")
-            and chunk.endswith(b"\n")
+            (size := len(chunk)) > 8
+            and chunk.find(b"\n") == size - 2
+            and chunk[-1] == _LF
+            and chunk[:6] == b"data: "
             and not (self._pending or self._fresh or self._dropped)
-            and b"\r" not in chunk
-            and len(chunk) <= self._limit
+            and _CR not in chunk
+            and size <= self._limit
         ):
             self.total += 1
             self._swallow_lf = False
-            return [_new(Event, (b"", chunk[6:-2], None, len(chunk), False))]
-        if self._fresh or self._swallow_lf or b"\r" in chunk:
+            return [_new(Event, (b"", chunk[6:-2], None, size, False))]
+        if self._fresh or self._swallow_lf or _CR in chunk:
             chunk = self._normal(chunk)
         if not chunk:
             return []
@@ -145,7 +149,7 @@ class Events:
         if self._swallow_lf and chunk:
             self._swallow_lf = False
             chunk = chunk.removeprefix(b"\n")
-        if b"\r" in chunk:
+        if _CR in chunk:
             self._swallow_lf = chunk.endswith(b"\r")
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         return chunk

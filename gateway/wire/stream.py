@@ -179,35 +179,48 @@ class Tap:
     It never raises, so it may stand among `Reply.taps`.
     """
 
-    __slots__ = ("_decode", "events", "reader")
+    __slots__ = ("_decode", "_on_end", "events", "reader")
 
-    def __init__(self, events: Events, reader: Reader, decode: Callable[[bytes], object]) -> None:
+    def __init__(
+        self,
+        events: Events,
+        reader: Reader,
+        decode: Callable[[bytes], object],
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
         """Watch a stream.
 
         Args:
             events: A parser of its own.
             reader: The dialect's fold.
             decode: JSON text to a value; raises ValueError on what is none.
+            on_end: Called once, when the reader has seen the end mark.
         """
         self.events = events
         self.reader = reader
         self._decode = decode
+        self._on_end = on_end
 
     def __call__(self, chunk: bytes) -> None:
         """Fold every event that ends in this chunk."""
         reader = self.reader
         for event in self.events.feed(chunk):
-            if not reader.skim(event):
-                continue
-            try:
-                body = self._decode(event.data)
-            except (ValueError, RecursionError):
-                reader.spoil()
-                continue
-            if isinstance(body, dict):
-                reader.feed(event.name, body)
-            else:
-                reader.spoil()
+            if reader.skim(event):
+                self._decoded(event)
+        if reader.terminal and self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end()
+
+    def _decoded(self, event: Event) -> None:
+        try:
+            body = self._decode(event.data)
+        except (ValueError, RecursionError):
+            self.reader.spoil()
+            return
+        if isinstance(body, dict):
+            self.reader.feed(event.name, body)
+        else:
+            self.reader.spoil()
 
 
 def tokens(value: object) -> Tokens | None:

@@ -15,7 +15,6 @@ REASONED = {
     "gateway/policy/models.py": "one table of what a file may say; pydantic has one seat",
     "gateway/simulate/meters.py": "the shapes of meters and the provider that meters with them",
     "gateway/emulator/chat.py": "one dialect of the emulator, request to last event",
-    "gateway/upstream.py": "the protocol and its one transport, whose states are read together",
     "runtime/instrument/register.py": "one pipeline, bytes to a cached program, step by step",
     "gateway/tokens.py": "vocabulary, cache and threads keep one promise: counting never fails",
 }

@@ -1,7 +1,8 @@
 """What every Transport must survive: scripted upstreams on raw sockets, byte by byte.
 
-Each case runs over aiohttp on asyncio, aiohttp on uvloop (production) and httpx where its library
-allows. `drive` fails a case that leaves a task, an exchange or an open server connection behind.
+Each case runs over our own client and over aiohttp, both on asyncio and on uvloop (production), and
+over httpx where its library allows. `drive` fails a case that leaves a task, an exchange or an open
+server connection behind.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from gateway.upstream import AiohttpTransport, Incoming, Outgoing, Transport, TransportFault
+from gateway.clock import LoopClock
+from gateway.http1.transport import Http1Transport
+from gateway.upstream import Incoming, Outgoing, PooledTransport, Transport, TransportFault
+from gateway.upstream_aiohttp import AiohttpTransport
 from gateway.upstream_httpx import HttpxTransport
 
 pytestmark = pytest.mark.integration
@@ -163,11 +167,18 @@ async def read(answer: Incoming) -> bytes:
     return b"".join([chunk async for chunk in answer.chunks()])
 
 
-TRANSPORTS: dict[str, tuple[Callable[[], Transport], Callable[[], asyncio.AbstractEventLoop]]] = {
+def http1(**settings: Any) -> Http1Transport:
+    return Http1Transport(LoopClock(), **settings)
+
+
+TRANSPORTS: dict[str, tuple[Callable[..., Transport], Callable[[], asyncio.AbstractEventLoop]]] = {
+    "http1": (http1, asyncio.new_event_loop),
+    "http1-uvloop": (http1, uvloop.new_event_loop),
     "aiohttp": (AiohttpTransport, asyncio.new_event_loop),
     "aiohttp-uvloop": (AiohttpTransport, uvloop.new_event_loop),
     "httpx": (HttpxTransport, asyncio.new_event_loop),
 }
+POOLED = [name for name in TRANSPORTS if name != "httpx"]
 
 Drive = Callable[..., None]
 
@@ -178,9 +189,9 @@ def drive(request: pytest.FixtureRequest) -> Drive:
     return functools.partial(run, request.param)
 
 
-@pytest.fixture(params=["aiohttp", "aiohttp-uvloop"])
-def drive_aiohttp(request: pytest.FixtureRequest) -> Drive:
-    """For promises that only the default transport makes."""
+@pytest.fixture(params=POOLED)
+def drive_pooled(request: pytest.FixtureRequest) -> Drive:
+    """For promises that httpx does not keep."""
     return functools.partial(run, request.param)
 
 
@@ -189,21 +200,21 @@ def run(
     case: Case,
     script: Script | None = None,
     *,
-    make: Callable[[], Transport] | None = None,
+    settings: dict[str, Any] | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    default, loop_factory = TRANSPORTS[name]
+    make, loop_factory = TRANSPORTS[name]
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(unexpected)
         async with asyncio.timeout(15):
-            rig = Rig((make or default)(), name, script)
+            rig = Rig(make(**(settings or {})), name, script)
             server = await asyncio.start_server(rig.serve, "127.0.0.1", 0, ssl=tls)
             scheme, host = ("https", "localhost") if tls else ("http", "127.0.0.1")
             rig.base_url = f"{scheme}://{host}:{server.sockets[0].getsockname()[1]}"
             try:
                 await case(rig)
-                if isinstance(rig.transport, AiohttpTransport):
+                if isinstance(rig.transport, PooledTransport):
                     assert not any(rig.transport.in_flight().values())
             finally:
                 await rig.transport.close()
@@ -397,7 +408,7 @@ def test_an_upload_streams_chunked_or_with_its_known_length(drive: Drive) -> Non
 
 @pytest.mark.parametrize("length", [5, 7])
 def test_an_upload_that_breaks_its_promised_length_ends_the_exchange(
-    drive_aiohttp: Drive, length: int
+    drive_pooled: Drive, length: int
 ) -> None:
     async def case(rig: Rig) -> None:
         fault = await rig.fault(body=b"", upload=pieces(b"one", b"two"), length=length)
@@ -405,7 +416,7 @@ def test_an_upload_that_breaks_its_promised_length_ends_the_exchange(
         await rig.links[0].ended.wait()
         assert not rig.links[0].requests
 
-    drive_aiohttp(case, serve_ok)
+    drive_pooled(case, serve_ok)
 
 
 class HungUpError(Exception):
@@ -482,7 +493,7 @@ def test_interim_answers_are_passed_over(drive: Drive, count: int) -> None:
     drive(case, answering(interim, OK, pause=0.005))
 
 
-def test_endless_interim_answers_end(drive_aiohttp: Drive) -> None:
+def test_endless_interim_answers_end(drive_pooled: Drive) -> None:
     async def script(link: Link) -> None:
         await link.request()
         while True:
@@ -494,17 +505,17 @@ def test_endless_interim_answers_end(drive_aiohttp: Drive) -> None:
         assert fault.kind == "malformed"
         await rig.links[0].ended.wait()
 
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
-def test_an_upgrade_nobody_asked_for_is_malformed(drive_aiohttp: Drive) -> None:
+def test_an_upgrade_nobody_asked_for_is_malformed(drive_pooled: Drive) -> None:
     head = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
 
     async def case(rig: Rig) -> None:
         fault = await rig.fault()
         assert (fault.kind, fault.sent) == ("malformed", "all")
 
-    drive_aiohttp(case, answering(head))
+    drive_pooled(case, answering(head))
 
 
 @pytest.mark.parametrize(
@@ -630,7 +641,7 @@ def test_an_endless_head_is_malformed_not_memory(drive: Drive, flood: bytes) -> 
 
 @pytest.mark.parametrize("end", ["fin", "reset"])
 def test_a_head_cut_at_any_byte_is_a_reset_and_never_repeated(
-    drive_aiohttp: Drive, end: str
+    drive_pooled: Drive, end: str
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
@@ -648,7 +659,7 @@ def test_a_head_cut_at_any_byte_is_a_reset_and_never_repeated(
             assert fault.sent == "all"
             assert len(rig.links) == at + 1
 
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
 @pytest.mark.parametrize("end", ["fin", "reset"])
@@ -705,7 +716,7 @@ def test_a_body_cut_at_any_byte_is_a_cut_after_all_that_came(
         b"HTTP/1.1 200 OK\r\ncontent-length: 2x\r\n\r\nok",
     ],
 )
-def test_an_answer_that_is_not_http_is_malformed(drive_aiohttp: Drive, answer: bytes) -> None:
+def test_an_answer_that_is_not_http_is_malformed(drive_pooled: Drive, answer: bytes) -> None:
     async def script(link: Link) -> None:
         await link.request()
         await link.send(answer)
@@ -717,10 +728,10 @@ def test_an_answer_that_is_not_http_is_malformed(drive_aiohttp: Drive, answer: b
         assert fault.sent != "nothing"
         await rig.links[0].ended.wait()
 
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
-def test_both_length_headers_are_refused(drive_aiohttp: Drive) -> None:
+def test_both_length_headers_are_refused(drive_pooled: Drive) -> None:
     answer = (
         CHUNKED.replace(b"\r\n\r\n", b"\r\ncontent-length: 5\r\n\r\n") + b"2\r\nok\r\n0\r\n\r\n"
     )
@@ -728,7 +739,7 @@ def test_both_length_headers_are_refused(drive_aiohttp: Drive) -> None:
     async def case(rig: Rig) -> None:
         assert (await rig.fault()).kind == "malformed"
 
-    drive_aiohttp(case, answering(answer))
+    drive_pooled(case, answering(answer))
 
 
 @pytest.mark.parametrize("size", [b"zz", b"-1", b"", b"0x3", b"3 3", b"f" * 40])
@@ -752,7 +763,7 @@ def test_a_bad_chunk_size_ends_the_body_at_once(drive: Drive, size: bytes) -> No
     "stray", [b"x", b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n", OK]
 )
 def test_bytes_after_the_end_never_become_the_next_answer(
-    drive_aiohttp: Drive, stray: bytes, late: bool
+    drive_pooled: Drive, stray: bytes, late: bool
 ) -> None:
     async def script(link: Link) -> None:
         await link.request()
@@ -767,8 +778,9 @@ def test_bytes_after_the_end_never_become_the_next_answer(
         await link.gone()
 
     async def case(rig: Rig) -> None:
-        if stray == b"x" and not late:
-            # Both in one read, and the rest is no answer: llhttp gives up the whole read.
+        if stray == b"x" and not late and rig.name.startswith("aiohttp"):
+            # Both in one read, and the rest is no answer: aiohttp gives up the whole read. Ours
+            # takes an answer for as long as it said it was, however the network cuts the bytes.
             assert (await rig.fault()).kind == "malformed"
         else:
             assert await rig.exchange() == (200, b"ok")
@@ -777,7 +789,7 @@ def test_bytes_after_the_end_never_become_the_next_answer(
         await rig.links[0].ended.wait()
         assert len(rig.links[0].requests) == 1
 
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
 def test_slow_heads_and_bodies_arrive_byte_by_byte(drive: Drive) -> None:
@@ -865,7 +877,7 @@ class Sly:
 
 @pytest.mark.parametrize("end", ["fin", "reset"])
 def test_an_end_the_loop_has_not_seen_is_seen_before_the_first_byte(
-    drive_aiohttp: Drive, end: str
+    drive_pooled: Drive, end: str
 ) -> None:
     async def case(rig: Rig) -> None:
         upstream = Sly(end)
@@ -877,12 +889,12 @@ def test_an_end_the_loop_has_not_seen_is_seen_before_the_first_byte(
         finally:
             upstream.stop()
 
-    drive_aiohttp(case)
+    drive_pooled(case)
 
 
 @pytest.mark.parametrize("end", ["fin", "reset"])
 def test_an_end_that_slips_past_the_check_is_repeated_only_if_nothing_left(
-    drive_aiohttp: Drive, end: str
+    drive_pooled: Drive, end: str
 ) -> None:
     async def case(rig: Rig) -> None:
         upstream = Sly(end)
@@ -901,7 +913,7 @@ def test_an_end_that_slips_past_the_check_is_repeated_only_if_nothing_left(
         finally:
             upstream.stop()
 
-    drive_aiohttp(case, make=lambda: AiohttpTransport(probe=lambda _: False))
+    drive_pooled(case, settings={"probe": lambda _: False})
 
 
 def test_a_post_cut_on_a_fresh_connection_is_never_repeated(drive: Drive) -> None:
@@ -937,7 +949,7 @@ def test_a_request_that_met_a_reset_on_reuse_is_reported_not_repeated(
     drive(case, script)
 
 
-def test_an_answer_before_the_upload_ends_is_delivered(drive_aiohttp: Drive) -> None:
+def test_an_answer_before_the_upload_ends_is_delivered(drive_pooled: Drive) -> None:
     asked = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -961,7 +973,7 @@ def test_an_answer_before_the_upload_ends_is_delivered(drive_aiohttp: Drive) -> 
         assert await rig.exchange(body=b"", upload=endless()) == (413, b"big")
         assert len(rig.links) == 2
 
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
 def test_an_upstream_that_stops_reading_slows_the_upload_down(drive: Drive) -> None:
@@ -996,7 +1008,7 @@ def test_an_upstream_that_stops_reading_slows_the_upload_down(drive: Drive) -> N
     drive(case, script)
 
 
-def test_leaving_an_upload_that_nobody_reads_does_not_wait_for_it(drive_aiohttp: Drive) -> None:
+def test_leaving_an_upload_that_nobody_reads_does_not_wait_for_it(drive_pooled: Drive) -> None:
     """A graceful close would keep the socket until the upstream has read what is buffered."""
 
     async def script(link: Link) -> None:
@@ -1022,7 +1034,7 @@ def test_leaving_an_upload_that_nobody_reads_does_not_wait_for_it(drive_aiohttp:
         return sum(str(link).startswith("socket:") for link in links)
 
     stop = asyncio.Event()
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
 def test_a_half_closed_upstream_still_answers(drive: Drive) -> None:
@@ -1040,7 +1052,7 @@ def test_a_half_closed_upstream_still_answers(drive: Drive) -> None:
     drive(case, script)
 
 
-def test_idle_connections_end_before_the_upstreams_own_limit(drive_aiohttp: Drive) -> None:
+def test_idle_connections_end_before_the_upstreams_own_limit(drive_pooled: Drive) -> None:
     async def case(rig: Rig) -> None:
         assert await rig.exchange() == (200, b"ok")
         await asyncio.sleep(0.25)
@@ -1048,19 +1060,19 @@ def test_idle_connections_end_before_the_upstreams_own_limit(drive_aiohttp: Driv
         assert len(rig.links) == 2
         await rig.links[0].ended.wait()
 
-    drive_aiohttp(case, serve_ok, make=lambda: AiohttpTransport(idle=200_000))
+    drive_pooled(case, serve_ok, settings={"idle": 200_000})
 
 
-def test_small_writes_do_not_wait_for_nagle(drive_aiohttp: Drive) -> None:
+def test_small_writes_do_not_wait_for_nagle(drive_pooled: Drive) -> None:
     async def case(rig: Rig) -> None:
-        answer = await rig.send()
-        handler = answer._handler  # type: ignore[attr-defined]
-        sock = handler.transport.get_extra_info("socket")
+        answer: Any = await rig.send()
+        wire = answer._channel._transport if "http1" in rig.name else answer._handler.transport
+        sock = wire.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         await read(answer)
         await answer.close(reuse=True)
 
-    drive_aiohttp(case, serve_ok)
+    drive_pooled(case, serve_ok)
 
 
 def test_one_dead_upstream_does_not_slow_another(drive: Drive) -> None:
@@ -1083,9 +1095,9 @@ def test_one_dead_upstream_does_not_slow_another(drive: Drive) -> None:
     drive(case, script)
 
 
-def test_a_retired_pool_closes_with_its_last_exchange(drive_aiohttp: Drive) -> None:
+def test_a_retired_pool_closes_with_its_last_exchange(drive_pooled: Drive) -> None:
     async def case(rig: Rig) -> None:
-        assert isinstance(rig.transport, AiohttpTransport)
+        assert isinstance(rig.transport, PooledTransport)
         assert await rig.exchange() == (200, b"ok")
         answer = await rig.send()
         await rig.transport.keep([])
@@ -1100,7 +1112,7 @@ def test_a_retired_pool_closes_with_its_last_exchange(drive_aiohttp: Drive) -> N
         await rig.transport.keep([])
         await rig.links[1].ended.wait()
 
-    drive_aiohttp(case, serve_ok)
+    drive_pooled(case, serve_ok)
 
 
 # --- no connection -------------------------------------------------------------------------------
@@ -1173,17 +1185,17 @@ def test_a_tls_handshake_that_stalls_meets_the_connect_deadline(drive: Drive) ->
     ["", "ftp://host", "http://", "//host", "http://user:pass@host", "http://host?x=1", "h\0://x"],
 )
 def test_a_base_url_that_is_none_sent_nothing_and_names_no_secret(
-    drive_aiohttp: Drive, base_url: str
+    drive_pooled: Drive, base_url: str
 ) -> None:
     async def case(rig: Rig) -> None:
         fault = await rig.fault(base_url=base_url)
         assert (fault.kind, fault.sent) == ("connect", "nothing")
         assert "pass" not in str(fault)
 
-    drive_aiohttp(case)
+    drive_pooled(case)
 
 
-def test_a_closed_transport_sends_nothing(drive_aiohttp: Drive) -> None:
+def test_a_closed_transport_sends_nothing(drive_pooled: Drive) -> None:
     async def case(rig: Rig) -> None:
         await rig.exchange()
         await rig.transport.close()
@@ -1191,7 +1203,86 @@ def test_a_closed_transport_sends_nothing(drive_aiohttp: Drive) -> None:
         fault = await rig.fault()
         assert (fault.kind, fault.sent) == ("connect", "nothing")
 
-    drive_aiohttp(case, serve_ok)
+    drive_pooled(case, serve_ok)
+
+
+class Resolver:
+    """Answers for every name, when told to; on asyncio, where a loop can be taught."""
+
+    def __init__(self, *ports: int) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._ports = ports
+        loop: Any = asyncio.get_running_loop()
+        loop.getaddrinfo = self
+
+    async def __call__(self, host: str, port: int, **_: Any) -> list[Any]:
+        await self.gate.wait()
+        stream = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*stream, ("127.0.0.1", one)) for one in self._ports or (port,)]
+
+
+def test_a_dead_address_is_passed_over_for_the_next() -> None:
+    async def case(rig: Rig) -> None:
+        port = int(rig.base_url.rpartition(":")[2])
+        with socket.socket() as full, socket.socket() as refusing, contextlib.ExitStack() as stack:
+            refusing.bind(("127.0.0.1", 0))
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for _ in range(3):  # fill the backlog, so that the next SYN is not answered
+                filler = stack.enter_context(socket.socket())
+                filler.setblocking(False)
+                filler.connect_ex(full.getsockname())
+            dead = [one.getsockname()[1] for one in (full, refusing)]
+            Resolver(*dead, port)
+            for _ in range(3):  # whichever of them has its turn first
+                answer = await rig.send(base_url=f"http://many.test:{port}")
+                assert await read(answer) == b"ok"
+                await answer.close(reuse=False)
+        assert len(rig.links) == 3
+
+    run("http1", case, serve_ok)
+
+
+def test_a_transport_that_closes_while_it_dials_sends_nothing_and_keeps_nothing() -> None:
+    async def case(rig: Rig) -> None:
+        resolver = Resolver()
+        resolver.gate.clear()
+        sending = asyncio.create_task(rig.fault())
+        await asyncio.sleep(0.01)
+        await rig.transport.close()
+        resolver.gate.set()
+        fault = await sending
+        assert (fault.kind, fault.sent) == ("connect", "nothing")
+        await rig.links[0].ended.wait()
+        assert not rig.links[0].requests
+
+    run("http1", case, serve_ok)
+
+
+def test_a_dial_that_is_given_up_at_any_await_leaves_nothing(drive_pooled: Drive) -> None:
+    """Cancel after n turns of the loop, with a new connection each time."""
+
+    async def case(rig: Rig) -> None:
+        finished = 0
+        for turns in itertools.count():
+            task = asyncio.create_task(rig.send())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await task).close(reuse=False)
+                finished += 1
+            assert isinstance(rig.transport, PooledTransport)
+            assert not any(rig.transport.in_flight().values())
+            assert ours() == {asyncio.current_task()}
+            if finished == 3:
+                break
+        async with asyncio.timeout(2):
+            for link in rig.links:
+                await link.ended.wait()
+
+    drive_pooled(case, serve_ok)
 
 
 # --- leaving early -------------------------------------------------------------------------------
@@ -1227,7 +1318,7 @@ def test_an_unread_body_is_not_reused(drive: Drive) -> None:
     drive(case, endless_stream)
 
 
-def test_abort_wakes_a_reader_with_its_reason(drive_aiohttp: Drive) -> None:
+def test_abort_wakes_a_reader_with_its_reason(drive_pooled: Drive) -> None:
     async def script(link: Link) -> None:
         await link.request()
         await link.send(CHUNKED + b"3\r\none\r\n")
@@ -1245,11 +1336,11 @@ def test_abort_wakes_a_reader_with_its_reason(drive_aiohttp: Drive) -> None:
         await rig.links[0].ended.wait()
         await answer.close(reuse=True)
 
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
 @pytest.mark.parametrize("kind", ["small", "large", "upload"])
-def test_a_cancel_at_any_await_leaves_nothing(drive_aiohttp: Drive, kind: str) -> None:
+def test_a_cancel_at_any_await_leaves_nothing(drive_pooled: Drive, kind: str) -> None:
     """Cancel after n turns of the loop, for every n until the exchange ends by itself."""
 
     async def case(rig: Rig) -> None:
@@ -1265,17 +1356,17 @@ def test_a_cancel_at_any_await_leaves_nothing(drive_aiohttp: Drive, kind: str) -
             with contextlib.suppress(asyncio.CancelledError):
                 assert await task == (200, b"ok")
                 finished += 1
-            assert isinstance(rig.transport, AiohttpTransport)
+            assert isinstance(rig.transport, PooledTransport)
             assert not any(rig.transport.in_flight().values())
             assert ours() == {asyncio.current_task()}
             if finished == 3:
                 break
         assert turns > 3
 
-    drive_aiohttp(case, serve_ok)
+    drive_pooled(case, serve_ok)
 
 
-def test_a_thousand_aborts_leave_no_connection_and_no_task(drive_aiohttp: Drive) -> None:
+def test_a_thousand_aborts_leave_no_connection_and_no_task(drive_pooled: Drive) -> None:
     async def case(rig: Rig) -> None:
         async def one(number: int) -> None:
             if number % 3 == 0:
@@ -1293,17 +1384,67 @@ def test_a_thousand_aborts_leave_no_connection_and_no_task(drive_aiohttp: Drive)
 
         for start in range(0, 1000, 50):
             await asyncio.gather(*(one(number) for number in range(start, start + 50)))
-        assert isinstance(rig.transport, AiohttpTransport)
+        assert isinstance(rig.transport, PooledTransport)
         assert not any(rig.transport.in_flight().values())
         async with asyncio.timeout(2):
             for link in rig.links:
                 await link.ended.wait()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    drive_aiohttp(case, endless_stream)
+    drive_pooled(case, endless_stream)
 
 
-def test_a_slow_reader_holds_128_kilobytes_at_most(drive_aiohttp: Drive) -> None:
+@pytest.mark.parametrize("pausing", [False, True])
+def test_a_body_passed_on_arrives_whole_however_often_it_is_paused(
+    drive: Drive, pausing: bool
+) -> None:
+    total = 2 * 1024 * 1024
+
+    async def script(link: Link) -> None:
+        while True:
+            await link.request()
+            await link.send(CHUNKED)
+            for _ in range(total // 65536):
+                await link.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            await link.send(b"0\r\n\r\n")
+
+    async def case(rig: Rig) -> None:
+        for _ in range(2):
+            got = pauses = 0
+
+            def take(chunk: bytes) -> bool:
+                nonlocal got
+                got += len(chunk)
+                return not pausing
+
+            answer = await rig.send()
+            while not await answer.pass_to(take):
+                pauses += 1
+                await asyncio.sleep(0.001)
+            assert got == total
+            assert bool(pauses) == pausing
+            await answer.close(reuse=True)
+        assert len(rig.links) == 1
+
+    drive(case, script)
+
+
+def test_a_body_that_breaks_while_it_is_passed_on_is_a_cut_after_all_that_came(
+    drive: Drive,
+) -> None:
+    async def case(rig: Rig) -> None:
+        answer, got = await rig.send(), []
+        with pytest.raises(TransportFault) as caught:
+            await answer.pass_to(lambda chunk: got.append(chunk) is None)
+        assert caught.value.kind in ({"cut", "malformed"} if rig.name == "httpx" else {"cut"})
+        assert b"".join(got) == b"onetwo"
+        await answer.close(reuse=True)
+
+    pieces = [CHUNKED + b"3\r\none\r\n", b"3\r\ntwo\r\n", b"9\r\n"]
+    drive(case, answering(*pieces, pause=0.01))
+
+
+def test_a_slow_reader_holds_128_kilobytes_at_most(drive_pooled: Drive) -> None:
     total = 8 * 1024 * 1024
 
     async def script(link: Link) -> None:
@@ -1313,19 +1454,19 @@ def test_a_slow_reader_holds_128_kilobytes_at_most(drive_aiohttp: Drive) -> None
             await link.send(b"x" * 65536)
 
     async def case(rig: Rig) -> None:
-        answer = await rig.send()
+        answer: Any = await rig.send()
         got = 0
         most = 0
         async for chunk in answer.chunks():
             got += len(chunk)
             await asyncio.sleep(0.002)
-            body = answer._body  # type: ignore[attr-defined]
-            most = max(most, len(chunk), body._size)
+            held = answer._channel.held if "http1" in rig.name else answer._body._size
+            most = max(most, len(chunk), held)
         assert got == total
         assert 64 * 1024 <= most <= 128 * 1024
         await answer.close(reuse=True)
 
-    drive_aiohttp(case, script)
+    drive_pooled(case, script)
 
 
 # --- TLS -----------------------------------------------------------------------------------------
@@ -1373,7 +1514,7 @@ def test_an_untrusted_certificate_sent_nothing(
 
 
 def test_tls_exchanges_reuse_their_connection_and_close_at_once(
-    drive_aiohttp: Drive, authority: tuple[ssl.SSLContext, ssl.SSLContext]
+    drive_pooled: Drive, authority: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     server, client = authority
     body = b"x" * 2_000_000
@@ -1397,4 +1538,4 @@ def test_tls_exchanges_reuse_their_connection_and_close_at_once(
             await rig.links[0].ended.wait()
         assert len(rig.links) == 1
 
-    drive_aiohttp(case, script, tls=server, make=lambda: AiohttpTransport(tls=client))
+    drive_pooled(case, script, tls=server, settings={"tls": client})

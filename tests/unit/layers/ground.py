@@ -15,6 +15,7 @@ from gateway.call import Bytes, Call, Dialect, Estimate, Family, HeaderList, Kin
 from gateway.clock import LoopClock
 from gateway.snapshot import AgentRule, Deployment, Model, Provider, Snapshot, Tier
 from gateway.units import MICRO
+from gateway.upstream import Take
 from gateway.wire.codec import CODECS
 
 PROVIDER = Provider(name="up", dialects=frozenset({"openai"}), base_url="http://up.test")
@@ -117,6 +118,9 @@ class Pieces:
     async def chunks(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
             yield piece
+
+    async def pass_to(self, take: Take) -> bool:
+        return all(take(piece) for piece in self.pieces)
 
     async def close(self, *, reuse: bool) -> None:
         self.closed.append(reuse)

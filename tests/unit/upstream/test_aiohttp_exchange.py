@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway import upstream
+from gateway import upstream_aiohttp as upstream
 from gateway.upstream import Outgoing, TransportFault
 
 OUT = Outgoing(method="POST", base_url="http://h", target=b"/x", headers=[], body=b"{}")
