@@ -176,8 +176,8 @@ class PoolCore:
             reply.events.extend(event for _, event in seat.mail)
         reply.mail_seq = seat.mail_seq
         if len(self.seats) > 1:
-            seat.asked(sum(self.meter.span(self._own(a.cost, spoken)) for a in acquires), now)
-            reply.demand_share_ppm = self.seats.share_ppm(seat, now)
+            asked = sum(self.meter.span(self._own(a.cost, spoken)) for a in acquires)
+            reply.demand_share_ppm = self.seats.asked(seat, asked, now)
         self.version += 1
         reply.version = self.version
         return reply

@@ -43,7 +43,7 @@ def change_rules(core: PoolCore, spec: PoolSpec) -> None:
 
 def _weed(core: PoolCore) -> None:
     """Waiters that can never fit under the new rules leave, and are told so."""
-    for waiter in list(core.line.waiting.values()):
+    for waiter in sorted(core.line.waiting.values(), key=lambda held: (held.lane, *held[:2])):
         never = core.meter.never(waiter.lane, waiter.ask.cost)
         if never is not None:
             core.line.give_back(waiter)

@@ -333,24 +333,31 @@ class Line:
         del self.places[key]
         return place
 
+    def _first_place(self) -> Micros | None:
+        """When the place that ends first expires; None where no place is kept."""
+        ends = self._place_ends
+        while ends:
+            expires, key = ends[0]
+            place = self.places.get(key)
+            if place is not None and place.expires == expires:
+                return expires
+            heappop(ends)  # taken up, or kept anew
+        return None
+
     def expire_places(self, now: Micros, *, at_least: int = 0) -> None:
         """Places past their time are gone, their spans given back; `SWEEP` of them at most."""
-        ends = self._place_ends
         for done in range(SWEEP):
-            while ends:
-                place = self.places.get(ends[0][1])
-                if place is not None and place.expires == ends[0][0]:
-                    break
-                heappop(ends)
-            if not ends or (ends[0][0] > now and done >= at_least):
+            expires = self._first_place()
+            if expires is None or (expires > now and done >= at_least):
                 return
-            _, key = heappop(ends)
+            _, key = heappop(self._place_ends)
             place = self.places.pop(key)
             self.rebook(place.lane, place.tenant, -place.step)
 
     def next_expiry(self, now: Micros) -> Micros:
         """When to look for expired places again; none kept now expires before."""
-        return self._place_ends[0][0] if self._place_ends else now + PLACE_KEPT
+        expires = self._first_place()
+        return now + PLACE_KEPT if expires is None else expires
 
     # --- state
 

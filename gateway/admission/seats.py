@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 DEMAND_HALF_LIFE: Micros = 30 * MICRO
 
+MOST_DEMAND: Micros = 1 << 42
+"""Demand counted at most, about 50 days of pool time: a thousand times of it is still an exact
+double, which the shared twin needs."""
+
 
 class Seat:
     """What the pool knows of one gateway.
 
     Attributes:
         seen: When it ticked last.
-        demand: Spans it asked for, halved every half-life.
+        demand: Spans it asked for, halved every half-life, as of `demand_at`.
         mail: Events with their numbers, oldest first, until acknowledged.
         mail_seq: Number of the newest.
     """
@@ -40,17 +44,14 @@ class Seat:
         self.mail: list[tuple[int, Verdict]] = []
         self.mail_seq = 0
 
-    def asked(self, span: Micros, now: Micros) -> None:
-        """That much more was asked for."""
-        self.fade(now)
-        self.demand += span
 
-    def fade(self, now: Micros) -> None:
-        """Demand is as of `now`."""
-        halvings = (now - self.demand_at) // DEMAND_HALF_LIFE
-        if halvings > 0:
-            self.demand >>= min(halvings, 64)
-            self.demand_at += halvings * DEMAND_HALF_LIFE
+def faded(demand: Micros, since: Micros, now: Micros) -> Micros:
+    """Demand of then as it counts now.
+
+    All demand halves at the same instants, so that one sum serves for a thousand seats: nobody
+    walks through all of them in a tick.
+    """
+    return demand >> min(64, now // DEMAND_HALF_LIFE - since // DEMAND_HALF_LIFE)
 
 
 class Seats:
@@ -61,15 +62,18 @@ class Seats:
         trust_until: Until then nobody counts as silent: after a stall of the store, when nobody
             could tick, silence proves nothing.
         due: When `sweep` has something to do.
+        demand, demand_at: Of all seats together, and as of when.
     """
 
-    __slots__ = ("_dead", "by_name", "due", "trust_until")
+    __slots__ = ("_dead", "by_name", "demand", "demand_at", "due", "trust_until")
 
     def __init__(self, dead: Micros, now: Micros) -> None:
         self.by_name: dict[str, Seat] = {}
         self._dead = dead
         self.trust_until = now + dead
         self.due = now + dead // 2
+        self.demand: Micros = 0
+        self.demand_at = now
 
     def __len__(self) -> int:
         """Gateways that have a seat."""
@@ -114,22 +118,28 @@ class Seats:
         # One gateway alone is the caller, or everybody: then nobody is left to be fair to.
         if len(self.by_name) < 2:
             return
-        for name in [name for name in self.by_name if self.silent(name, now)]:
-            for _, event in self.by_name.pop(name).mail:
+        for name in sorted(name for name in self.by_name if self.silent(name, now)):
+            seat = self.by_name.pop(name)
+            left = faded(self.demand, self.demand_at, now)
+            self.demand = max(0, left - faded(seat.demand, seat.demand_at, now))
+            self.demand_at = now
+            for _, event in seat.mail:
                 if isinstance(event, Admit):
                     give_back(event.rid)
 
-    def share_ppm(self, mine: Seat, now: Micros) -> int:
-        """That seat's share of all demand, parts per million."""
-        for seat in self.by_name.values():
-            seat.fade(now)
-        total = sum(seat.demand for seat in self.by_name.values())
-        return mine.demand * 1_000_000 // total if total else 0
+    def asked(self, mine: Seat, span: Micros, now: Micros) -> int:
+        """That seat asked for so much more; its share of all demand, parts per million."""
+        mine.demand = min(faded(mine.demand, mine.demand_at, now) + span, MOST_DEMAND)
+        self.demand = min(faded(self.demand, self.demand_at, now) + span, MOST_DEMAND)
+        mine.demand_at = self.demand_at = now
+        part = min(mine.demand, self.demand)
+        return part * 1_000_000 // self.demand if self.demand else 0
 
     def shift(self, by: Micros) -> None:
         """The clock stepped."""
         for seat in self.by_name.values():
             seat.seen += by
             seat.demand_at += by
+        self.demand_at += by
         self.trust_until += by
         self.due += by

@@ -1,0 +1,1459 @@
+-- The pool core as one script call: the twin of core.py, meter.py, line.py, seats.py, leases.py,
+-- slots.py, periods.py and generations.py, bit for bit (docs/adr/0039). The Python modules say why;
+-- here stands only what Redis adds. One call is one `tick`; its order is core.py's.
+--
+-- KEYS[1]  base of the pool's keys, with its hash tag; all others are that name and a suffix:
+--   :st string  numbers of the state    :cf string  revision, digest, compiled rules
+--   :lg<W> string  ring of log cells    :sh hash    id of a list of dimensions -> what they meter
+--   :q<lane> zset  tag -> waiter        :rq hash    rid -> waiter      :qt hash  lane|tenant -> queued
+--   :fl<lane> zset finish -> tenant     :if hash    rid -> grant       :ls zset  order -> rid
+--   :gw hash  gateway -> seat           :mb hash    gateway -> letters
+--   :pl hash  key -> place              :px zset    expiry -> key
+-- ARGV[1]  the batch, ARGV[2] the caller's rules or "", ARGV[3] prefix of the nudge channels
+--
+-- Numbers are doubles, packed as such: text would lose digits (tostring(1.7e15) is 1.7e+15) and
+-- costs ten times as much. All are integers below 2^53 but the drained fractions. `floor(a / b)` is
+-- exact for those: a quotient below 2^53 / b cannot round up to the next integer.
+local LAYOUT, MICRO, FULL, BACKUP = 1, 1000000, 1000000, 50000
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+local unp, pk, call, sub, rep = struct.unpack, struct.pack, redis.call, string.sub, string.rep
+local concat, base, B = table.concat, KEYS[1], ARGV[1]
+local function int(x) return string.format('%.0f', x) end
+local function vec(n) return rep('d', n) end
+local function packed(v) local n = #v; if n == 0 then return '' end; return pk('<' .. vec(n), unpack(v)) end
+
+-- State `t`: the numbers of SCALARS by name; then by index four lanes each from V, BL, CN, TOP, FIN
+-- (lane 0 at +0), five numbers per dimension and three per log.
+local SCALARS = {'lay', 'epoch', 'version', 'now', 'factor', 'factor_at', 'cut_at', 'blocked', 'ease', 'eased', 'hold', 'chores', 'seq',
+  'lseq', 'fly', 'waiting', 'places', 'shadow', 'seats', 'trust', 'due', 'demand', 'demand_at', 'zero', 'zero_at', 'touch'}
+local V, BL, CN, TOP, FIN, HEAD = 1, 5, 9, 13, 17, 20
+
+local given, seen_epoch, seen_version, ack, cold, revision, digest, gw, snd, n_sig, n_set, n_can, n_late, n_ado, n_acq, pos =
+  unp('<ddddBdc16I2c0BHHHHHH', B)
+local server = given
+if server == 0 then local at = call('TIME'); server = tonumber(at[1]) * MICRO + tonumber(at[2]) end
+
+-- --- rules
+
+local R, nd            -- the rules in force, their number of dimensions
+local lim, win, cal, off, logof = {}, {}, {}, {}, {}
+local logs             -- per distinct window: {w, width, keep, dims, key, oldest = index in t, cells = {}, dirty = {}}
+local t                -- the state's numbers
+local LV, SU, FO, FAT, FR  -- offsets of the numbers per dimension
+
+local function rules(body)
+  local n = string.byte(body)
+  local r = {unp('<B' .. vec(10 + 12 * n), body)}
+  r.n, r.body, r.at = n, body, r[12 + 12 * n]
+  r.conc, r.spread, r.pace, r.lease, r.dead, r.kmax, r.maxw, r.queue, r.mode, r.shape = unpack(r, 2, 11)
+  return r               -- and 12 numbers for each dimension from r[12 * i]
+end
+local function texts(r)  -- because, its permits' because, then name and because of each dimension
+  if not r.texts then
+    local out = {unp('<' .. rep('I2c0', 2 + 2 * r.n), r.body, r.at)}
+    r.texts = out
+  end
+  return r.texts
+end
+local function because_of(i)
+  local x = texts(R)
+  if i == -2 then return x[2] ~= '' and x[2] or x[1] end
+  if i == -1 then return x[1] end
+  return x[2 + 2 * i]
+end
+local function depth(lane, i) return cal[i] > 0 and lim[i] or R[12 * i + 2 + lane] end
+local function cap(lane, i) return R[12 * i + 6 + lane] end
+local function ceiling(lane, i) local c = cap(lane, i); return c ~= 0 and c or lim[i] end
+local function scale(i) if cal[i] > 0 then return 0 end; return win[i] / max(1, lim[i]) end
+
+local function use(r)
+  R, nd, logs = r, r.n, {}
+  for i = 1, nd do
+    lim[i], win[i], cal[i], off[i] = r[12 * i], r[12 * i + 1], r[12 * i + 10], r[12 * i + 11]
+    logof[i] = nil
+    if r[12 * i + 6] ~= 0 and cal[i] == 0 then
+      local g
+      for _, one in ipairs(logs) do if one.w == win[i] then g = one end end
+      if not g then
+        g = {w = win[i], width = max(20000, floor(win[i] / 600)), keep = win[i] + r.spread, dims = {}, cells = {}, dirty = {},
+             key = base .. ':lg' .. int(win[i])}
+        logs[#logs + 1] = g
+      end
+      g.dims[#g.dims + 1] = i
+      logof[i] = g
+    end
+  end
+  LV, SU, FO, FAT, FR = HEAD, HEAD + nd, HEAD + 2 * nd, HEAD + 3 * nd, HEAD + 4 * nd
+  for k, g in ipairs(logs) do
+    g.oldest = HEAD + 5 * nd + 3 * k - 2     -- then due, then cells in the ring
+    g.nd = #g.dims
+    for c, i in ipairs(g.dims) do g[i] = c end
+  end
+end
+local ring = {}               -- the rare ways, with every cell in memory
+function ring.cells(g) return floor(g.keep / g.width) + 3 end
+
+-- What a list of dimensions meters: one text per dimension, and its unit.
+local function meters(r)
+  local x, out = texts(r), {}
+  for i = 1, r.n do
+    local b = 12 * i
+    local logged = (r[b + 6] ~= 0 or r[b + 7] ~= 0 or r[b + 8] ~= 0 or r[b + 9] ~= 0) and '1' or '0'
+    local name = x[1 + 2 * i]
+    out[i] = {name .. ' ' .. int(r[b + 1]) .. ' ' .. int(r[b + 10]) .. ' ' .. int(r[b + 11]) .. ' ' .. logged, name}
+  end
+  return out
+end
+local shapes = {}
+local function shape_of(id)
+  if id == R.shape then return meters(R) end
+  if not shapes[id] then
+    local raw, ms, p = call('HGET', base .. ':sh', int(id)) or '', {}, 1
+    while p <= #raw do
+      local m, n
+      m, n, p = unp('<I2c0I2c0', raw, p)
+      ms[#ms + 1] = {m, n}
+    end
+    shapes[id] = ms
+  end
+  return shapes[id]
+end
+local function keep_shape(r)
+  local out = {}
+  for i, m in ipairs(meters(r)) do out[i] = pk('<I2c0I2c0', #m[1], m[1], #m[2], m[2]) end
+  call('HSETNX', base .. ':sh', int(r.shape), concat(out))
+end
+local function translate(v, from, to, default)
+  local by_meter, by_unit, out = {}, {}, {}
+  for i, m in ipairs(from) do by_meter[m[1]] = v[i]; by_unit[m[2]] = v[i] end
+  for i, m in ipairs(to) do
+    local u = by_meter[m[1]]
+    if u == nil then u = by_unit[m[2]] end
+    if u == nil then u = default and default[i] or 0 end
+    out[i] = u
+  end
+  return out
+end
+
+-- --- the sliding logs: a ring of cells, a cell holds the dimensions of its window
+
+local function read_cells(g, first, n)      -- the stored numbers of n cells, one after the other
+  local size, bytes, out = t[g.oldest + 2], 8 * g.nd, {}
+  while n > 0 do
+    local at = first % size
+    local run = min(n, size - at, 200)
+    local raw = call('GETRANGE', g.key, int(at * bytes), int((at + run) * bytes - 1))
+    if #raw < run * bytes then raw = raw .. rep('\0', run * bytes - #raw) end
+    local part = {unp('<' .. vec(run * g.nd), raw)}
+    local had = #out
+    for k = 1, run * g.nd do out[had + k] = part[k] end
+    first, n = first + run, n - run
+  end
+  return out
+end
+local function cell(g, number)              -- nil if it is no longer held
+  if number < t[g.oldest] then return nil end
+  local c = g.cells[number]
+  if not c then c = read_cells(g, number, 1); g.cells[number] = c end
+  return c
+end
+local function amount(g, stored, first, number, i)
+  local c = g.cells[number]
+  if c then return c[g[i]] end
+  return stored[(number - first) * g.nd + g[i]]
+end
+local function flush_cells(g)
+  local size, bytes = t[g.oldest + 2], 8 * g.nd
+  for number in pairs(g.dirty) do call('SETRANGE', g.key, int((number % size) * bytes), packed(g.cells[number])) end
+  g.dirty = {}
+end
+local function forget(g, now)
+  local edge = floor((now - g.keep) / g.width)
+  t[g.oldest + 1] = (edge + 1) * g.width + g.keep
+  local first = t[g.oldest]
+  if edge <= first then return end
+  local held = false
+  for _, i in ipairs(g.dims) do held = held or t[SU + i] ~= 0 end
+  if held then
+    flush_cells(g)
+    if edge - first >= t[g.oldest + 2] then
+      for _, i in ipairs(g.dims) do t[SU + i] = 0 end
+      call('DEL', g.key)
+    else
+      local n, size, bytes = edge - first, t[g.oldest + 2], 8 * g.nd
+      local gone = read_cells(g, first, n)
+      for k = 0, n - 1 do
+        for c, i in ipairs(g.dims) do t[SU + i] = t[SU + i] - gone[k * g.nd + c] end
+      end
+      local at = first % size
+      local run = min(n, size - at)
+      call('SETRANGE', g.key, int(at * bytes), rep('\0', run * bytes))
+      if n > run then call('SETRANGE', g.key, '0', rep('\0', (n - run) * bytes)) end
+    end
+  end
+  t[g.oldest] = edge
+  g.cells = {}
+end
+local function add(g, now, i, units)
+  local number = floor(now / g.width)
+  local c = cell(g, number)
+  c[g[i]] = c[g[i]] + units
+  t[SU + i] = t[SU + i] + units
+  g.dirty[number] = true
+end
+local function refund(g, at, i, units)
+  local number = floor(at / g.width)
+  local c = cell(g, number)
+  if c then
+    local back = min(units, c[g[i]])
+    if back ~= 0 then
+      c[g[i]] = c[g[i]] - back
+      t[SU + i] = t[SU + i] - back
+      g.dirty[number] = true
+    end
+  end
+end
+local function until_gone(g, now, i, over)
+  local newest = floor(now / g.width)
+  local last, first, n = newest, t[g.oldest], 8
+  while first <= newest and over > 0 do
+    n = min(n, newest - first + 1)
+    local stored = read_cells(g, first, n)
+    for number = first, first + n - 1 do
+      local units = amount(g, stored, first, number, i)
+      if units ~= 0 then
+        last, over = number, over - units
+        if over <= 0 then break end
+      end
+    end
+    first, n = first + n, 4 * n
+  end
+  return max(1, (last + 1) * g.width + g.keep - now)
+end
+function ring.open(g)                 -- every cell in memory: for the rare ways
+  flush_cells(g)
+  local newest = max(floor(t.now / g.width), t[g.oldest])
+  local first = t[g.oldest]
+  local stored, all = read_cells(g, first, newest - first + 1), {}
+  for number = first, newest do
+    local c = {}
+    for k = 1, g.nd do c[k] = stored[(number - first) * g.nd + k] end
+    all[number] = c
+  end
+  return all, first, newest
+end
+function ring.store(g, all, first, newest)
+  call('DEL', g.key)
+  g.cells, g.dirty = {}, {}
+  local size, bytes = t[g.oldest + 2], 8 * g.nd
+  for number = first, newest do call('SETRANGE', g.key, int((number % size) * bytes), packed(all[number])) end
+end
+function ring.fill(g, i, total)
+  local all, first, newest = ring.open(g)
+  for number = first, newest do all[number][g[i]] = 0 end
+  local cells = max(1, newest - first)
+  local each = floor(total / cells)
+  for number = newest - cells + 1, newest do
+    all[number] = all[number] or {}
+    all[number][g[i]] = each
+  end
+  all[newest][g[i]] = each + (total - each * cells)
+  t[SU + i] = total
+  ring.store(g, all, first, newest)
+end
+
+-- --- calendars
+
+local period
+do
+  local function first_day(year, month)
+    if month <= 2 then year = year - 1 end
+    local era = floor(year / 400)
+    local yoe = year - era * 400
+    local doy = floor((153 * (month > 2 and month - 3 or month + 9) + 2) / 5)
+    return era * 146097 + yoe * 365 + floor(yoe / 4) - floor(yoe / 100) + doy - 719468
+  end
+  function period(kind, east, now)
+    local DAY = 86400 * MICRO
+    local today = floor((now + east) / DAY)
+    local first, after = today, today + 1
+    if kind == 2 then
+      local shifted = today + 719468
+      local era = floor(shifted / 146097)
+      local doe = shifted - era * 146097
+      local yoe = floor((doe - floor(doe / 1460) + floor(doe / 36524) - floor(doe / 146096)) / 365)
+      local doy = doe - (365 * yoe + floor(yoe / 4) - floor(yoe / 100))
+      local mp = floor((5 * doy + 2) / 153)
+      local month = mp < 10 and mp + 3 or mp - 9
+      local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+      first = first_day(year, month)
+      after = first_day(year + floor(month / 12), month % 12 + 1)
+    end
+    return first * DAY - east, after * DAY - east
+  end
+end
+local function starts_at(i) if cal[i] > 0 then return (period(cal[i], off[i], t.now)) end; return 0 end
+local function ends_at(i, now) local _, e = period(cal[i], off[i], now or t.now); return e end
+
+-- --- the meter
+
+local reason = -1
+local function room(lane, i)
+  local c = cap(lane, i)
+  if t.factor < FULL then c = floor(c * (t.factor / 1e6)) end
+  return c - t[FO + i]
+end
+local function rate(i)
+  local pace, brink = R.pace, 0
+  if pace > FULL then
+    if cap(1, i) ~= 0 then
+      local r = room(1, i)
+      brink = floor(r / 10) * 9 + floor((r % 10) * 9 / 10)    -- r * 900000 // 1000000 without leaving 2^53
+    end
+    if t[SU + i] < brink then pace = 970000 end
+  end
+  return max(0, lim[i] - t[FO + i]) * (pace / 1e6) * (t.factor / 1e6) / win[i]
+end
+local function lent()
+  for i = 1, nd do if t[FO + i] > 0 then return true end end
+  return false
+end
+local function growing() return t.factor < FULL or lent() end
+local function easing()
+  local since = t.now - t.ease
+  if t.ease == 0 or since < 0 then return 0 end
+  if since >= MICRO then t.ease = 0; return 0 end
+  return max(0, t.eased * 100000 - since)
+end
+local function decay()
+  for i = 1, nd do
+    local share = t[FO + i]
+    if share > 0 then
+      local step = max(1, floor(min(30 * MICRO, floor(win[i] / 2)) / 16))
+      local steps = floor((t.now - t[FAT + i]) / step)
+      t[FAT + i] = t[FAT + i] + steps * step
+      while steps > 0 and share > 0 do
+        share = floor(share * 0.957603280698574)
+        steps = steps - 1
+        if share * 1000 < lim[i] then share = 0 end
+      end
+      t[FO + i] = share
+    end
+  end
+end
+local function meter_advance(now)
+  local elapsed, before = now - t.now, t.now
+  if elapsed <= 0 then return end
+  t.now = now
+  if t.factor < FULL then
+    local seconds = floor((now - t.factor_at) / MICRO)
+    if seconds > 0 then
+      t.factor = min(FULL, t.factor + seconds * 1000)
+      t.factor_at = t.factor_at + seconds * MICRO
+    end
+  end
+  for i = 1, nd do
+    local level = t[LV + i]
+    if level > 0 and cal[i] == 0 then
+      local drained = rate(i) * elapsed + t[FR + i]
+      local whole = floor(drained)
+      if level > whole then
+        t[LV + i], t[FR + i] = level - whole, drained - whole
+      else
+        t[LV + i], t[FR + i] = 0, 0
+      end
+    end
+  end
+  if lent() then decay() end
+  for i = 1, nd do
+    if cal[i] > 0 and now >= ends_at(i, before) then t[LV + i] = 0 end
+  end
+  for _, g in ipairs(logs) do
+    if now >= t[g.oldest + 1] then forget(g, now) end
+  end
+end
+local function charge(cost, most)
+  if t.ease ~= 0 then t.eased = t.eased + 1 end
+  for i = 1, nd do
+    t[LV + i] = t[LV + i] + cost[i]
+    local g = logof[i]
+    if g and cost[i] ~= 0 then add(g, t.now, i, cost[i]) end
+    if most and cal[i] == 0 then t[LV + i] = min(t[LV + i], lim[i]) end
+  end
+end
+local function correct(cost, actual, at, lost)
+  for i = 1, nd do
+    local delta, g = actual[i] - cost[i], logof[i]
+    if delta > 0 then
+      t[LV + i] = t[LV + i] + delta
+      if g then add(g, t.now, i, delta) end
+    elseif delta < 0 and at >= starts_at(i) and not (lost and cal[i] == 0) then
+      t[LV + i] = max(0, t[LV + i] + delta)
+      if g then refund(g, at, i, -delta) end
+    end
+  end
+end
+local function span_of(cost)
+  local largest, rolling = 0, false
+  for i = 1, nd do
+    local share = cost[i] * scale(i)
+    if share > largest then largest = share end
+    rolling = rolling or cal[i] == 0
+  end
+  local span = floor(largest)
+  if span == 0 then return rolling and 1 or 100 end
+  return span
+end
+local function fit_one(i, lane, units)
+  local level = t[LV + i]
+  if cal[i] > 0 then
+    if level + units > lim[i] then return ends_at(i) - t.now end
+    return 0
+  end
+  local wait = 0
+  if level > 0 then
+    local over = level + units - depth(lane, i)
+    if over > 0 then
+      local r = rate(i)
+      wait = r > 0 and ceil(min(over, level) / r) or MICRO
+    end
+  end
+  local g = logof[i]
+  if g and t[SU + i] ~= 0 then
+    local over = t[SU + i] + units - room(lane, i)
+    if over > 0 then wait = max(wait, until_gone(g, t.now, i, over)) end
+  end
+  return wait
+end
+local function fit(lane, cost)
+  if t.blocked <= t.now and not (t.ease ~= 0 and easing() > 0) then
+    local fits = true
+    for i = 1, nd do
+      local units, level, held = cost[i], t[LV + i], t[SU + i]
+      if (level > 0 and level + units > depth(lane, i)) or (held > 0 and held + units > room(lane, i)) then fits = false end
+    end
+    if fits then return 0 end
+  end
+  local wait = max(0, t.blocked - t.now, easing())
+  reason = -1
+  for i = 1, nd do
+    if cost[i] > 0 then
+      local mine = fit_one(i, lane, cost[i])
+      if mine > wait then wait, reason = mine, i end
+    end
+  end
+  return wait
+end
+local function hard_wait(cost)
+  local wait = max(0, t.blocked - t.now)
+  for i = 1, nd do
+    if cal[i] > 0 and cost[i] > 0 and t[LV + i] + cost[i] > lim[i] then wait = max(wait, ends_at(i) - t.now) end
+  end
+  return wait
+end
+local function fill(which)
+  for i = 1, nd do
+    if cal[i] == 0 and (not which or which[i]) then
+      t[LV + i], t[FR + i] = max(t[LV + i], depth(1, i)), 0
+      if logof[i] then ring.fill(logof[i], i, cap(1, i)) end
+    end
+  end
+end
+local function meter_read()
+  local out = {}
+  for i = 1, nd do out[i] = logof[i] and t[SU + i] or t[LV + i] end
+  return out
+end
+
+-- --- lifetime: a pool that nobody uses is gone after a day; one with a budget, a day after its period
+
+local function lifetime()
+  local seconds = 86400
+  for i = 1, nd do
+    if cal[i] > 0 then seconds = max(seconds, ceil((ends_at(i) - t.now) / MICRO) + 86400) end
+  end
+  return seconds
+end
+local function touch(...) for _, suffix in ipairs({...}) do call('EXPIRE', base .. suffix, lifetime()) end end
+local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':fl1', ':fl2', ':fl3', ':if', ':ls', ':gw', ':mb', ':pl', ':px'}
+
+-- --- grants
+
+local grants, grants_put, grants_gone, first_hold = {}, {}, {}, false
+local function grant_text(g)
+  return pk('<ddBBddddI2c0', g.end_, g.at, g.lane, g.weight, g.span, g.tag, g.shape, g.epoch, #g.tenant, g.tenant) .. packed(g.cost)
+end
+local function grant_of(raw)
+  local g, p = {}, nil
+  g.end_, g.at, g.lane, g.weight, g.span, g.tag, g.shape, g.epoch, g.tenant, p = unp('<ddBBddddI2c0', raw)
+  local n = (#raw - p + 1) / 8
+  g.cost = {unp('<' .. vec(n), raw, p)}
+  g.cost[n + 1] = nil
+  return g
+end
+local function grant(rid)
+  local g = grants[rid]
+  if g == nil then
+    local raw = t.fly > 0 and call('HGET', base .. ':if', rid)
+    g = raw and grant_of(raw) or false
+    grants[rid] = g
+  end
+  return g
+end
+local function hold_grant(rid, g)           -- last in the order of ending
+  first_hold = first_hold or t.fly == 0
+  t.lseq, t.fly = t.lseq + 1, t.fly + 1
+  g.order = t.lseq
+  grants[rid], grants_put[rid], grants_gone[rid] = g, true, nil
+end
+local function drop_grant(rid)
+  t.fly = t.fly - 1
+  grants[rid], grants_put[rid], grants_gone[rid] = false, nil, true
+end
+local function flush_grants()
+  local put, order, gone = {}, {}, {}
+  for rid in pairs(grants_put) do
+    local g, k = grants[rid], #put
+    put[k + 1], put[k + 2] = rid, grant_text(g)
+    order[k + 1], order[k + 2] = int(g.order), rid
+  end
+  for rid in pairs(grants_gone) do gone[#gone + 1] = rid end
+  for k = 1, #put, 1000 do
+    local last = min(k + 999, #put)
+    call('HSET', base .. ':if', unpack(put, k, last))
+    call('ZADD', base .. ':ls', unpack(order, k, last))
+  end
+  for k = 1, #gone, 1000 do
+    local last = min(k + 999, #gone)
+    call('HDEL', base .. ':if', unpack(gone, k, last))
+    call('ZREM', base .. ':ls', unpack(gone, k, last))
+  end
+  if first_hold then touch(':if', ':ls') end
+  grants_put, grants_gone, first_hold = {}, {}, false
+end
+local function first_grant()                -- rid and grant that end first
+  if t.fly == 0 then return nil end
+  flush_grants()
+  local rid = call('ZRANGE', base .. ':ls', 0, 0)[1]
+  return rid, grant(rid)
+end
+local function next_end(none)
+  local _, g = first_grant()
+  return g and g.end_ or none
+end
+
+-- --- the line
+
+local finishes, opened = {{}, {}, {}, {}}, {}
+local function finish_of(lane, tenant)
+  local f = finishes[lane + 1][tenant]
+  if f == nil then
+    f = t[FIN + lane] == 1 and tonumber(call('ZSCORE', base .. ':fl' .. lane, tenant) or false) or 0
+    finishes[lane + 1][tenant] = f
+  end
+  return f
+end
+local finish_put = {{}, {}, {}, {}}
+local function set_finish(lane, tenant, f)
+  finishes[lane + 1][tenant], finish_put[lane + 1][tenant] = f, true
+end
+local function clear_finishes(lane)
+  finishes[lane + 1], finish_put[lane + 1], t[FIN + lane] = {}, {}, 0
+  call('DEL', base .. ':fl' .. lane)
+end
+local function flush_finishes()
+  for lane = 0, 3 do
+    local put, gone = {}, {}
+    for tenant in pairs(finish_put[lane + 1]) do
+      local f = finishes[lane + 1][tenant]
+      if f == 0 then gone[#gone + 1] = tenant else put[#put + 1] = int(f); put[#put + 1] = tenant end
+    end
+    for k = 1, #put, 1000 do call('ZADD', base .. ':fl' .. lane, unpack(put, k, min(k + 999, #put))) end
+    for k = 1, #gone, 1000 do call('ZREM', base .. ':fl' .. lane, unpack(gone, k, min(k + 999, #gone))) end
+    if opened[lane] then touch(':fl' .. lane) end
+    finish_put[lane + 1], opened[lane] = {}, nil
+  end
+end
+local function step(span, weight) return max(1, floor(span / weight)) end
+local function rebook(lane, tenant, change)
+  local virtual = t[V + lane]
+  if t[FIN + lane] == 0 then
+    if change <= 0 then return end
+    t[FIN + lane], opened[lane] = 1, true
+  end
+  local finish = max(virtual, finish_of(lane, tenant)) + change
+  if finish <= virtual then
+    if finish_of(lane, tenant) ~= 0 then set_finish(lane, tenant, 0) end
+    return
+  end
+  set_finish(lane, tenant, finish)
+  if finish > t[TOP + lane] then t[TOP + lane] = finish end
+end
+local function queued(lane, tenant)         -- count and latest tag of a tenant's waiters
+  local raw = call('HGET', base .. ':qt', lane .. '|' .. tenant)
+  if raw then return unp('<dd', raw) end
+  return 0, 0
+end
+local function set_queued(lane, tenant, count, last)
+  local key = lane .. '|' .. tenant
+  if count == 0 then call('HDEL', base .. ':qt', key) else call('HSET', base .. ':qt', key, pk('<dd', count, last)) end
+end
+local function start_tag(lane, tenant)
+  local tag, now = t[V + lane], t.now
+  if tag < now and t[CN + lane] == 0 then tag = now; t[V + lane] = now end
+  if t[FIN + lane] == 1 then
+    if t[TOP + lane] > tag then tag = max(tag, finish_of(lane, tenant)) else clear_finishes(lane) end
+  end
+  if t[CN + lane] > 0 then
+    local count, last = queued(lane, tenant)
+    if count > 0 then tag = max(tag, last) end
+  end
+  return tag
+end
+local BEFORE = 4503599627370496
+local function number(before)
+  t.seq = t.seq + 1
+  return before and t.seq - BEFORE or t.seq
+end
+local waiters = {}
+local function member(w) return string.format('%016.0f%016.0f', w.seq + BEFORE, w.span) .. w.rid end
+local function store_waiter(w)
+  call('HSET', base .. ':rq', w.rid,
+    pk('<ddBBddddI2c0I2c0BI2c0', w.tag, w.seq, w.lane, w.weight, w.span, w.deadline, w.deadline_in, w.shape,
+      #w.tenant, w.tenant, #w.gateway, w.gateway, w.place and 1 or 0, #(w.place or ''), w.place or '') .. packed(w.cost))
+end
+local function waiter(rid)
+  local w = waiters[rid]
+  if w == nil then
+    local raw = t.waiting > 0 and call('HGET', base .. ':rq', rid)
+    w = false
+    if raw then
+      local p, kept
+      w = {rid = rid}
+      w.tag, w.seq, w.lane, w.weight, w.span, w.deadline, w.deadline_in, w.shape, w.tenant, w.gateway, kept, w.place, p =
+        unp('<ddBBddddI2c0I2c0BI2c0', raw)
+      if kept == 0 then w.place = nil end
+      local n = (#raw - p + 1) / 8
+      w.cost = {unp('<' .. vec(n), raw, p)}
+      w.cost[n + 1] = nil
+    end
+    waiters[rid] = w
+  end
+  return w
+end
+local function join(w)
+  local lane = w.lane
+  waiters[w.rid] = w
+  t[BL + lane], t[CN + lane], t.waiting = t[BL + lane] + w.span, t[CN + lane] + 1, t.waiting + 1
+  local count, last = queued(lane, w.tenant)
+  set_queued(lane, w.tenant, count + 1, max(last, w.tag))
+  store_waiter(w)
+  call('ZADD', base .. ':q' .. lane, int(w.tag), member(w))
+  if t[CN + lane] == 1 then touch(':q' .. lane, ':rq', ':qt') end
+end
+local function leave(w)
+  local lane = w.lane
+  waiters[w.rid] = false
+  call('HDEL', base .. ':rq', w.rid)
+  call('ZREM', base .. ':q' .. lane, member(w))
+  t[BL + lane], t[CN + lane], t.waiting = t[BL + lane] - w.span, t[CN + lane] - 1, t.waiting - 1
+  local count, last = queued(lane, w.tenant)
+  set_queued(lane, w.tenant, count - 1, last)
+end
+local function zero_refunds(span) t.zero = max(0, t.zero - 10 * span) end
+local function zero_carries(span)
+  local held = max(0, t.zero - 3 * (t.now - t.zero_at))
+  t.zero_at = t.now
+  local fits = held + 10 * span <= 180 * MICRO
+  t.zero = fits and held + 10 * span or held
+  return fits
+end
+local function give_back(w)
+  leave(w)
+  if w.lane == 0 then zero_refunds(w.span) end
+  rebook(w.lane, w.tenant, -step(w.span, w.weight))
+end
+local function head(lane)
+  if t[CN + lane] == 0 then return nil end
+  local m = call('ZRANGE', base .. ':q' .. lane, 0, 0)[1]
+  return waiter(sub(m, 33))
+end
+local function ahead(lane)
+  local sum = 0
+  for k = 0, lane do sum = sum + t[BL + k] end
+  return sum
+end
+local function ahead_of(lane, tag, seq)
+  if t.waiting > 1000 then return ahead(lane) end
+  local sum, mark = lane > 0 and ahead(lane - 1) or 0, string.format('%016.0f', seq + BEFORE)
+  for _, m in ipairs(call('ZRANGEBYSCORE', base .. ':q' .. lane, '-inf', '(' .. int(tag))) do sum = sum + tonumber(sub(m, 17, 32)) end
+  for _, m in ipairs(call('ZRANGEBYSCORE', base .. ':q' .. lane, int(tag), int(tag))) do
+    if sub(m, 1, 16) < mark then sum = sum + tonumber(sub(m, 17, 32)) end
+  end
+  return sum
+end
+local function rest(now)
+  for lane = 0, 3 do
+    if t[FIN + lane] == 1 then
+      if t[CN + lane] == 0 and t[TOP + lane] <= now then
+        clear_finishes(lane)
+        t[V + lane] = max(t[V + lane], now)
+      else                                   -- a finish at or before V equals absence
+        flush_finishes()
+        finishes[lane + 1] = {}
+        call('ZREMRANGEBYSCORE', base .. ':fl' .. lane, '-inf', int(t[V + lane]))
+      end
+    end
+  end
+end
+
+-- --- kept places
+
+local places = {}
+function places.of(key)
+  local raw = t.places > 0 and call('HGET', base .. ':pl', key)
+  if not raw then return nil end
+  local p = {}
+  p.tag, p.seq, p.lane, p.step, p.expires, p.tenant = unp('<ddBddI2c0', raw)
+  return p
+end
+function places.store(key, p)
+  call('HSET', base .. ':pl', key, pk('<ddBddI2c0', p.tag, p.seq, p.lane, p.step, p.expires, #p.tenant, p.tenant))
+  call('ZADD', base .. ':px', int(p.expires), key)
+end
+function places.drop(key)
+  call('HDEL', base .. ':pl', key)
+  call('ZREM', base .. ':px', key)
+  t.places = t.places - 1
+end
+function places.expire(now, least)
+  for done = 0, 99 do
+    if t.places == 0 then return end
+    local first = call('ZRANGE', base .. ':px', 0, 0, 'WITHSCORES')
+    if tonumber(first[2]) > now and done >= least then return end
+    local p = places.of(first[1])
+    places.drop(first[1])
+    rebook(p.lane, p.tenant, -p.step)
+  end
+end
+function places.next(now)
+  if t.places == 0 then return now + 120 * MICRO end
+  return tonumber(call('ZRANGE', base .. ':px', 0, 0, 'WITHSCORES')[2])
+end
+function places.take(key, lane)
+  local p = places.of(key)
+  if not p or lane < p.lane then return nil end
+  places.drop(key)
+  return p
+end
+function places.keep(w, eta)
+  if not w.place then return end
+  local known = t.places > 0 and call('HEXISTS', base .. ':pl', w.place) == 1
+  if not known and t.places >= 10000 then places.expire(0, 1) end
+  places.store(w.place, {tag = w.tag, seq = w.seq, lane = w.lane, step = step(w.span, w.weight), expires = t.now + eta + 120 * MICRO,
+                        tenant = w.tenant})
+  if not known then t.places = t.places + 1 end
+  if t.places == 1 then touch(':pl', ':px') end
+end
+
+-- --- seats and mail
+
+local seats, seats_dirty, HALF = {}, {}, 30 * MICRO
+local function seat(name)
+  local s = seats[name]
+  if s == nil then
+    local raw = call('HGET', base .. ':gw', name)
+    s = raw and {} or false
+    if raw then s.seen, s.demand, s.demand_at, s.mail_seq, s.letters = unp('<ddddd', raw) end
+    seats[name] = s
+  end
+  return s
+end
+local mail = {}
+local function letters(name)
+  if not mail[name] then mail[name] = {call('HGET', base .. ':mb', name) or ''} end
+  return mail[name]
+end
+local function each_letter(name, visit)      -- visit(number, event's bytes, whole letter)
+  local raw, p = concat(letters(name)), 1
+  while p <= #raw do
+    local seq, event, after = unp('<dI4c0', raw, p)
+    visit(seq, event, sub(raw, p, after - 1))
+    p = after
+  end
+end
+local function faded(demand, since, now) return floor(demand / 2 ^ min(64, floor(now / HALF) - floor(since / HALF))) end
+local function silent(name)
+  if t.now < t.trust then return false end
+  local s = seat(name)
+  return not s or t.now - s.seen > R.dead
+end
+local nudged, nudge = {}, {}
+local function post(name, event)             -- into the gateway's mail, where it has a seat
+  local s = seat(name)
+  if not s then return false end
+  s.mail_seq, s.letters = s.mail_seq + 1, s.letters + 1
+  local box = letters(name)
+  box[#box + 1] = pk('<dI4c0', s.mail_seq, #event, event)
+  box.dirty, seats_dirty[name] = true, true
+  return true
+end
+local function send(name, event)
+  if post(name, event) and name ~= gw and not nudge[name] then
+    nudge[name] = true
+    nudged[#nudged + 1] = name
+  end
+end
+
+local function go_event(rid, tag, waited)
+  local m = meter_read()
+  return pk('<BI2c0ddB', 0, #rid, rid, tag, waited, #m) .. packed(m)
+end
+local function shed_event(rid, eta, tag, full, because) return pk('<BI2c0ddBI2c0', 1, #rid, rid, eta, tag, full, #because, because) end
+local function never_event(rid, i, cost, most)
+  local x = texts(R)
+  local name, because = x[1 + 2 * i], x[2 + 2 * i]
+  return pk('<BI2c0ddI2c0I2c0', 2, #rid, rid, cost, most, #name, name, #because, because)
+end
+local function late_event(rid, eta, tag, because) return pk('<BI2c0ddI2c0', 3, #rid, rid, eta, tag, #because, because) end
+
+-- --- the core
+
+local function never(lane, cost)
+  for i = 1, nd do if cost[i] > ceiling(lane, i) then return i, ceiling(lane, i) end end
+end
+local function wait_of(lane, cost)
+  local wait, limit = fit(lane, cost), R.conc
+  if limit > 0 and t.fly >= limit then
+    local full = max(1, next_end(t.now) - t.now)
+    if full > wait then reason = -2; return full end
+  end
+  return wait
+end
+local function held_by(lane, cost)
+  if wait_of(lane, cost) == 0 then
+    local best = 0
+    reason = -1
+    for i = 1, nd do
+      local share = cost[i] * scale(i)
+      if cal[i] == 0 and cost[i] > 0 and (reason == -1 or share > best) then best, reason = share, i end
+    end
+  end
+  return because_of(reason)
+end
+local function stretched(work) if t.factor == FULL then return work end; return floor(work / (t.factor / 1e6)) end
+local function eta_of(w)
+  local known, limit = waiters[w.rid] and true or false, R.conc
+  local eta = stretched(ahead(w.lane))
+  if known or eta > w.deadline_in then eta = stretched(ahead_of(w.lane, w.tag, w.seq)) end
+  if limit > 0 and t.hold > 0 and t.fly >= limit then
+    local before = known and -1 or 0
+    for k = 0, w.lane do before = before + t[CN + k] end
+    eta = max(eta, floor(t.hold * before / limit))
+  end
+  return eta
+end
+local function recharge(g, actual)
+  correct(g.cost, actual, g.at, g.epoch ~= t.epoch)
+  if g.span > 0 then
+    local used = 0
+    for i = 1, nd do if actual[i] > 0 then used = step(span_of(actual), g.weight); break end end
+    rebook(g.lane, g.tenant, used - step(g.span, g.weight))
+  end
+end
+local function cancel(rid)
+  local w = waiter(rid)
+  if w then return give_back(w) end
+  local g = grant(rid)
+  if g then
+    drop_grant(rid)
+    local none = {}
+    for i = 1, nd do none[i] = 0 end
+    recharge(g, none)
+  end
+end
+
+local function advance(given_now, lost)
+  local elapsed = given_now - t.now
+  local function stalled() t.trust = t.now + R.dead end
+  local function restart(by)
+    t.epoch, t.version = t.epoch + 1, 0
+    if by ~= 0 then
+      for _, k in ipairs({'now', 'factor_at', 'cut_at', 'zero_at', 'trust', 'due', 'demand_at'}) do t[k] = t[k] + by end
+      t.blocked = max(0, t.blocked + by)
+      t.ease = t.ease ~= 0 and max(0, t.ease + by) or 0
+      for i = 1, nd do t[FAT + i], t[SU + i] = t[FAT + i] + by, 0 end
+      for _, g in ipairs(logs) do
+        call('DEL', g.key)
+        g.cells, g.dirty = {}, {}
+        t[g.oldest], t[g.oldest + 1] = floor((t.now - g.keep) / g.width), 0
+      end
+      flush_finishes()
+      for lane = 0, 3 do
+        t[V + lane], t[TOP + lane] = t[V + lane] + by, t[TOP + lane] + by
+        finishes[lane + 1] = {}
+        local all = call('ZRANGE', base .. ':fl' .. lane, 0, -1, 'WITHSCORES')
+        for k = 1, #all, 2 do call('ZINCRBY', base .. ':fl' .. lane, int(by), all[k]) end
+        for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do
+          local w = waiter(sub(m, 33))
+          w.tag, w.deadline = w.tag + by, w.deadline + by
+          store_waiter(w)
+          call('ZADD', base .. ':q' .. lane, int(w.tag), m)
+        end
+      end
+      local all = call('HGETALL', base .. ':qt')
+      for k = 1, #all, 2 do
+        local count, last = unp('<dd', all[k + 1])
+        call('HSET', base .. ':qt', all[k], pk('<dd', count, last + by))
+      end
+      for _, key in ipairs(call('HKEYS', base .. ':pl')) do
+        local p = places.of(key)
+        p.tag, p.expires = p.tag + by, p.expires + by
+        places.store(key, p)
+      end
+      for _, name in ipairs(call('HKEYS', base .. ':gw')) do
+        local s = seat(name)
+        s.seen, s.demand_at, seats_dirty[name] = s.seen + by, s.demand_at + by, true
+      end
+      flush_grants()
+      for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
+        local g = grant(rid)
+        g.end_, g.at, g.tag = g.end_ + by, g.at + by, g.tag + by
+        call('HSET', base .. ':if', rid, grant_text(g))
+      end
+    end
+    fill()
+    stalled()
+    t.chores = 0
+  end
+  if elapsed < -MICRO then return restart(elapsed) end
+  if lost then restart(0) end
+  meter_advance(given_now)
+  if given_now < t.chores then return end
+  local now = t.now
+  if elapsed > floor(R.dead / 2) then stalled() end
+  local ended = 0
+  while t.fly > 0 and ended < 1000 do
+    local rid, g = first_grant()
+    if g.end_ > now then break end
+    for _, one in ipairs(call('ZRANGE', base .. ':ls', 0, 99)) do
+      if grant(one).end_ > now then break end
+      drop_grant(one)
+      ended = ended + 1
+    end
+  end
+  places.expire(now, 0)
+  rest(now)
+  if now >= t.due then
+    t.due = now + floor(R.dead / 2)
+    if t.seats >= 2 then
+      local names = call('HKEYS', base .. ':gw')
+      table.sort(names)
+      local gone = {}
+      for _, name in ipairs(names) do if silent(name) then gone[#gone + 1] = name end end
+      for _, name in ipairs(gone) do
+        local s, back = seat(name), {}
+        if s.letters > 0 then
+          each_letter(name, function(_, event) if string.byte(event) == 0 then back[#back + 1] = unp('<I2c0', event, 2) end end)
+        end
+        t.demand = max(0, faded(t.demand, t.demand_at, now) - faded(s.demand, s.demand_at, now))
+        t.demand_at, t.seats = now, t.seats - 1
+        call('HDEL', base .. ':gw', name)
+        call('HDEL', base .. ':mb', name)
+        seats[name], seats_dirty[name], mail[name] = false, nil, nil
+        for _, rid in ipairs(back) do cancel(rid) end
+      end
+    end
+  end
+  t.chores = min(next_end(now + R.lease), places.next(now), t.due)
+end
+
+-- --- state in, rules in force
+
+local differs, conflict = false, 0
+do
+  local function fresh(now)                    -- a pool that nobody knew
+    for _, suffix in ipairs(ALL) do if suffix ~= ':cf' and suffix ~= ':sh' then call('DEL', base .. suffix) end end
+    for _, g in ipairs(logs) do call('DEL', g.key) end
+    t = {}
+    for _, name in ipairs(SCALARS) do t[name] = 0 end
+    for k = 1, HEAD + 5 * nd + 3 * #logs do t[k] = 0 end
+    t.lay, t.epoch, t.now, t.factor, t.factor_at, t.cut_at = LAYOUT, now, now, FULL, now, now - MICRO
+    t.trust, t.due, t.zero_at, t.demand_at = now + R.dead, now + floor(R.dead / 2), now, now
+    for lane = 0, 3 do t[V + lane] = now end
+    for i = 1, nd do t[FAT + i] = now end
+    for _, g in ipairs(logs) do t[g.oldest], t[g.oldest + 2] = floor((now - g.keep) / g.width), ring.cells(g) end
+    if cold == 1 and R.queue == 1 then fill() end
+  end
+  local function sorted_waiters()
+    local all = {}
+    for lane = 0, 3 do
+      for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do all[#all + 1] = waiter(sub(m, 33)) end
+    end
+    return all
+  end
+  local function regenerate(old, new)          -- another list of dimensions: generations.py
+    local before, after = meters(old), meters(new)
+    local there, known, held, wanted = {}, {}, {}, {}
+    for j, m in ipairs(before) do there[m[1]] = j end
+    local ot, oLV, oSU, oFO, oFAT, oFR = t, LV, SU, FO, FAT, FR
+    for _, g in ipairs(logs) do
+      local all, first, newest = ring.open(g)
+      held[#held + 1] = {g, all, first, newest}
+      call('DEL', g.key)
+    end
+    local old_logof = {}
+    for i = 1, old.n do old_logof[i] = logof[i] end
+    use(new)
+    local now, nt = ot.now, {}
+    for _, name in ipairs(SCALARS) do nt[name] = ot[name] end
+    for k = 1, HEAD do nt[k] = ot[k] end
+    for k = HEAD + 1, HEAD + 5 * nd + 3 * #logs do nt[k] = 0 end
+    t = nt
+    for _, g in ipairs(logs) do t[g.oldest], t[g.oldest + 1], t[g.oldest + 2] = floor((now - g.keep) / g.width), 0, ring.cells(g) end
+    local rings = {}
+    for i, m in ipairs(after) do
+      local j = there[m[1]]
+      t[FAT + i] = now
+      if j then
+        known[i] = true
+        t[LV + i], t[FO + i], t[FAT + i], t[FR + i] = ot[oLV + j], ot[oFO + j], ot[oFAT + j], ot[oFR + j]
+        local g, og = logof[i], old_logof[j]
+        if g and og then
+          if not rings[g] then rings[g] = {ring.open(g)} end
+          local mine, first, newest = unpack(rings[g])
+          for _, one in ipairs(held) do
+            if one[1] == og then
+              for number = max(one[3], first), min(one[4], newest) do
+                local units = one[2][number][og[j]]
+                mine[number][g[i]] = mine[number][g[i]] + units
+                t[SU + i] = t[SU + i] + units
+              end
+            end
+          end
+        end
+      end
+      wanted[i] = not j and cal[i] == 0
+    end
+    for g, held_ring in pairs(rings) do ring.store(g, unpack(held_ring)) end
+    if R.queue == 1 then fill(wanted) end
+    for _, w in ipairs(sorted_waiters()) do w.cost = translate(w.cost, before, after); store_waiter(w) end
+    flush_grants()
+    for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
+      local g = grant(rid)
+      g.cost = translate(g.cost, before, after)
+      call('HSET', base .. ':if', rid, grant_text(g))
+    end
+  end
+  local function reconfigure(new)
+    advance(server, false)
+    local old = R
+    if old.shape == new.shape then
+      local was = logs
+      use(new)
+      for k, g in ipairs(logs) do g.cells, g.dirty = was[k].cells, was[k].dirty end
+    else
+      regenerate(old, new)
+    end
+    if old.spread ~= new.spread then
+      for _, g in ipairs(logs) do
+        t[g.oldest + 1] = 0
+        if ring.cells(g) > t[g.oldest + 2] then
+          local all, first, newest = ring.open(g)
+          t[g.oldest + 2] = ring.cells(g)
+          ring.store(g, all, first, newest)
+        end
+      end
+    end
+    if R.mode == 0 then
+      for _, w in ipairs(sorted_waiters()) do
+        local i, most = never(w.lane, w.cost)
+        if i then
+          give_back(w)
+          post(w.gateway, never_event(w.rid, i, w.cost[i], most))
+        end
+      end
+    end
+    keep_shape(R)
+    t.chores = 0
+  end
+
+  local stored = call('MGET', base .. ':st', base .. ':cf')
+  local mine, newer = pk('<d', revision) .. digest, nil
+  if stored[2] and sub(stored[2], 1, 24) == mine then
+    use(rules(sub(stored[2], 25)))
+  else
+    if ARGV[2] == '' then return pk('<B', 1) end
+    differs = true
+    local have = stored[2] and unp('<d', stored[2])
+    if not have then
+      use(rules(ARGV[2]))
+      call('SET', base .. ':cf', mine .. ARGV[2])
+      keep_shape(R)
+    else
+      use(rules(sub(stored[2], 25)))
+      if revision > have then
+        call('SET', base .. ':cf', mine .. ARGV[2])
+        if sub(stored[2], 9, 24) ~= digest then newer = rules(ARGV[2]) end
+      elseif revision == have then
+        conflict = 1
+      end
+    end
+  end
+  if stored[1] then
+    local layout = unp('<d', stored[1])
+    if layout > LAYOUT then return pk('<Bd', 2, layout) end
+    local n = #SCALARS
+    t = {unp('<' .. vec(#stored[1] / 8 - n), stored[1], 8 * n + 1)}
+    t[#t] = nil
+    t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease, t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly,
+      t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero, t.zero_at, t.touch = unp('<' .. vec(n), stored[1])
+  else
+    fresh(server)
+  end
+  if newer then reconfigure(newer) end
+end
+
+-- --- the tick
+
+advance(server, seen_version > t.version and seen_epoch == t.epoch)
+local now = t.now
+local me, rejoin = seat(gw), 0
+if not me then
+  me, rejoin, t.seats = {demand = 0, demand_at = now, mail_seq = 0, letters = 0}, 1, t.seats + 1
+  seats[gw] = me
+end
+me.seen, seats_dirty[gw] = now, true
+if me.letters > 0 and ack > 0 then
+  if ack >= me.mail_seq then
+    mail[gw], me.letters = {''}, 0
+    mail[gw].dirty = true
+  else
+    local left = {}
+    each_letter(gw, function(seq, _, letter) if seq > ack then left[#left + 1] = letter end end)
+    if #left < me.letters then
+      mail[gw], me.letters = left, #left
+      mail[gw].dirty = true
+    end
+  end
+end
+
+local spoken = R.shape
+local speaks                                  -- the caller's dimensions, where they are others than ours
+if differs then
+  local theirs = rules(ARGV[2])
+  if theirs.shape ~= R.shape then
+    spoken, speaks = theirs.shape, meters(theirs)
+    keep_shape(theirs)
+  end
+end
+local function amounts(p)
+  local v = {unp('<' .. vec(snd), B, p)}
+  p = v[snd + 1]
+  v[snd + 1] = nil
+  return speaks and translate(v, speaks, meters(R)) or v, p
+end
+
+local events = {}
+local function tell(event) events[#events + 1] = event end
+for _ = 1, n_sig do
+  local foreign
+  foreign, pos = amounts(pos)
+  for i = 1, nd do
+    if foreign[i] > t[FO + i] and cal[i] == 0 then t[FO + i], t[FAT + i] = foreign[i], now end
+  end
+end
+
+for _ = 1, n_set do
+  local rid, outcome, after, n
+  rid, outcome, after, n, pos = unp('<I2c0BdB', B, pos)
+  local actual
+  if n > 0 then
+    actual = {unp('<' .. vec(n), B, pos)}
+    pos = actual[n + 1]
+    actual[n + 1] = nil
+  end
+  local g = grant(rid)
+  if g then
+    drop_grant(rid)
+    local refused = outcome == 1 or outcome == 2
+    if actual and g.shape ~= R.shape then
+      local from = shape_of(g.shape)
+      actual = #from == n and translate(actual, from, shape_of(R.shape), g.cost) or nil
+    elseif actual and n ~= nd then
+      actual = nil
+    end
+    if not actual then
+      actual = g.cost
+      if refused then
+        actual = {}
+        for i = 1, nd do actual[i] = texts(R)[1 + 2 * i] == 'requests' and g.cost[i] or 0 end
+      end
+    end
+    local same = true
+    for i = 1, nd do same = same and actual[i] == g.cost[i] end
+    if not same then recharge(g, actual) end
+    if refused then
+      t.blocked = max(t.blocked, now + min(max(0, after), 300 * MICRO))
+      t.ease, t.eased = t.blocked, 0
+      if outcome == 1 and now - t.cut_at >= MICRO then
+        t.factor = max(500000, floor(t.factor * 980000 / 1000000))
+        t.cut_at, t.factor_at = now, now
+      end
+    elseif R.conc > 0 then
+      local held = now - g.at
+      t.hold = t.hold + (t.hold ~= 0 and floor((held - t.hold) / 16) or held)
+    end
+  end
+end
+for _ = 1, n_can do
+  local rid
+  rid, pos = unp('<I2c0', B, pos)
+  cancel(rid)
+end
+local function step_aside(w, eta)
+  if w.place then
+    leave(w)
+    places.keep(w, eta)
+  else
+    give_back(w)
+  end
+end
+local function late(w)
+  local because, eta = held_by(w.lane, w.cost), eta_of(w)
+  step_aside(w, eta)
+  return late_event(w.rid, eta, w.tag, because)
+end
+for _ = 1, n_late do
+  local rid
+  rid, pos = unp('<I2c0', B, pos)
+  local w = waiter(rid)
+  if w then tell(late(w)) end
+end
+local function granted(rid, lane, tenant, weight, cost, span, tag, shape)
+  charge(cost, R.mode == 1)
+  hold_grant(rid, {end_ = now + R.lease, at = now, lane = lane, weight = weight, span = span, tag = tag, shape = shape,
+                   epoch = t.epoch, tenant = tenant, cost = cost})
+end
+for _ = 1, n_ado do
+  local rid, has, charged, lane, weight, tenant, cost
+  rid, has, charged, lane, weight, tenant, pos = unp('<I2c0BBBBI2c0', B, pos)
+  if has == 1 then cost, pos = amounts(pos) end
+  local g = grant(rid)
+  if g then
+    g.end_, t.lseq = now + R.lease, t.lseq + 1
+    g.order, grants_put[rid] = t.lseq, true
+  elseif cost then
+    local w = waiter(rid)
+    if w then give_back(w) end
+    if charged == 1 then charge(cost, false) end
+    local span = span_of(cost)
+    rebook(lane, tenant, step(span, weight))
+    hold_grant(rid, {end_ = now + R.lease, at = now, lane = lane, weight = weight, span = span, tag = t[V + lane], shape = spoken,
+                     epoch = charged == 1 and t.epoch or 0, tenant = tenant, cost = cost})
+  end
+end
+
+-- --- acquire
+
+local asked = 0
+do
+  local function place(a, lane)                 -- tag, sequence number, whether its span is counted already
+    local kept = a.place and places.take(a.place, lane)
+    if kept then
+      if kept.lane == lane then return kept.tag, kept.seq, true end
+      rebook(kept.lane, kept.tenant, -kept.step)
+    elseif a.tag and lane == a.lane and not a.ticket then
+      return a.tag, number(true), false
+    end
+    local tag = start_tag(lane, a.tenant)
+    return tag, number(false), false
+  end
+  local function enter(a, left)
+    local lane, cost, span = a.lane, a.cost, span_of(a.cost)
+    if lane == 0 and not zero_carries(span) then lane = 1 end
+    local tag, seq, kept = place(a, lane)
+    local wait = 0
+    if left > 0 and ahead(lane) == 0 then
+      wait = wait_of(lane, cost)
+      if wait == 0 then
+        if not kept then rebook(lane, a.tenant, step(span, a.weight)) end
+        t[V + lane] = max(t[V + lane], tag)
+        granted(a.rid, lane, a.tenant, a.weight, cost, span, tag, spoken)
+        return go_event(a.rid, tag, 0), true
+      end
+    end
+    local w = {rid = a.rid, tag = tag, seq = seq, lane = lane, weight = a.weight, span = span, deadline = now + a.deadline_in,
+               deadline_in = a.deadline_in, shape = spoken, tenant = a.tenant, gateway = gw, place = a.place, cost = cost}
+    local eta = max(eta_of(w), hard_wait(cost))
+    if a.deadline_in <= 0 or not (t.fly > 0 or growing()) then eta = max(eta, wait) end
+    local full = t.waiting >= R.maxw
+    local refused = full or eta > a.deadline_in
+    local because
+    if refused then
+      if lane == 0 then zero_refunds(span) end
+      because = full and because_of(-1) or held_by(lane, cost)
+    end
+    if not kept and (not refused or a.place) then rebook(lane, a.tenant, step(span, a.weight)) end
+    if refused then
+      places.keep(w, eta)
+      return shed_event(a.rid, eta, tag, full and 1 or 0, because)
+    end
+    join(w)
+  end
+  local function acquire(a, left)
+    local cost = a.cost
+    if R.mode == 2 then return go_event(a.rid, 0, 0), true end
+    if R.mode == 1 then
+      if never(a.lane, cost) or wait_of(a.lane, cost) > 0 then t.shadow = t.shadow + 1 end
+      granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, spoken)
+      return go_event(a.rid, 0, 0), true
+    end
+    local i, most = never(a.lane, cost)
+    if i then return never_event(a.rid, i, cost[i], most) end
+    if R.queue == 1 then return enter(a, left) end
+    local wait = wait_of(a.lane, cost)
+    if wait > 0 then return shed_event(a.rid, wait, 0, 0, because_of(reason)) end
+    granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, spoken)
+    return go_event(a.rid, 0, 0), true
+  end
+  local by_lane, left = {{}, {}, {}, {}}, R.kmax
+  for _ = 1, n_acq do
+    local a, flags = {}, nil
+    a.rid, a.lane, a.weight, a.deadline_in, flags, a.tag, a.tenant, a.place, pos = unp('<I2c0BBdBdI2c0I2c0', B, pos)
+    a.cost, pos = amounts(pos)
+    if flags % 2 == 0 then a.tag = nil end
+    if floor(flags / 2) % 2 == 0 then a.place = nil end
+    a.ticket = flags >= 4
+    local list = by_lane[a.lane + 1]
+    list[#list + 1] = a
+    if t.seats > 1 then asked = asked + span_of(a.cost) end
+  end
+  for lane = 0, 3 do
+    for _, a in ipairs(by_lane[lane + 1]) do
+      local g = grant(a.rid)
+      local w = not g and waiter(a.rid)
+      if g then
+        tell(go_event(a.rid, g.tag, 0))
+      elseif w then
+        if w.gateway ~= gw then
+          w.gateway = gw
+          store_waiter(w)
+        end
+      else
+        local event, took = acquire(a, left)
+        if took then left = left - 1 end
+        if event then tell(event) end
+      end
+    end
+  end
+end
+
+-- --- pump
+
+local wake, owner, blocked_by = 0, '', ''
+do
+  local function served(h)
+    local wait = R.mode == 0 and wait_of(h.lane, h.cost) or 0
+    if wait == 0 then
+      leave(h)
+      t[V + h.lane] = max(t[V + h.lane], h.tag)
+      local waited = now - (h.deadline - h.deadline_in)
+      granted(h.rid, h.lane, h.tenant, h.weight, h.cost, h.span, h.tag, h.shape)
+      send(h.gateway, go_event(h.rid, h.tag, waited))
+      return true
+    end
+    local because, hard = because_of(reason), hard_wait(h.cost)
+    if now + hard > h.deadline then
+      step_aside(h, hard)
+      send(h.gateway, shed_event(h.rid, hard, h.tag, 0, because))
+      return true
+    end
+    blocked_by = because
+    wake = now + (growing() and min(wait, MICRO) or wait)
+    owner = h.gateway
+    return false
+  end
+  local function pump()
+    local left = R.kmax
+    for lane = 0, 3 do
+      local h = head(lane)
+      while h do
+        if h.deadline < now then
+          send(h.gateway, late(h))
+        elseif h.gateway ~= gw and silent(h.gateway) then
+          give_back(h)
+        elseif left == 0 then
+          wake, owner = now + 1, gw
+          return
+        elseif served(h) then
+          left = left - 1
+        else
+          if h.gateway ~= gw then wake = wake + BACKUP end
+          return
+        end
+        h = head(lane)
+      end
+    end
+  end
+  if t.waiting > 0 then pump() end
+end
+
+-- --- reply and state out
+
+local share = 1000000
+if t.seats > 1 then
+  local MOST = 2 ^ 42
+  me.demand = min(faded(me.demand, me.demand_at, now) + asked, MOST)
+  t.demand = min(faded(t.demand, t.demand_at, now) + asked, MOST)
+  me.demand_at, t.demand_at = now, now
+  local part, whole = min(me.demand, t.demand), t.demand
+  if whole == 0 then
+    share = 0
+  else                                        -- part * 10^6 // whole without leaving 2^53
+    local high = floor(part * 1000 / whole)
+    share = high * 1000 + floor((part * 1000 - high * whole) * 1000 / whole)
+  end
+end
+t.version = t.version + 1
+
+local letters_now = me.letters > 0 and concat(letters(gw)) or ''
+for name in pairs(seats_dirty) do
+  local s = seats[name]
+  call('HSET', base .. ':gw', name, pk('<ddddd', s.seen, s.demand, s.demand_at, s.mail_seq, s.letters))
+end
+for name, box in pairs(mail) do
+  if box.dirty then
+    local all = concat(box)
+    if all == '' then
+      call('HDEL', base .. ':mb', name)
+    else
+      call('HSET', base .. ':mb', name, all)
+      touch(':mb')
+    end
+  end
+end
+flush_grants()
+flush_finishes()
+for _, g in ipairs(logs) do flush_cells(g) end
+if now >= t.touch then
+  t.touch = now + 60 * MICRO
+  touch(unpack(ALL))
+  for _, g in ipairs(logs) do call('EXPIRE', g.key, lifetime()) end
+end
+call('SET', base .. ':st', pk('<' .. vec(#SCALARS), t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease,
+  t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly, t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero,
+  t.zero_at, t.touch) .. packed(t), 'EX', lifetime())
+for _, name in ipairs(nudged) do call('PUBLISH', ARGV[3] .. name, base) end
+
+local view = {t.fly, t.factor, t.blocked, t.shadow}
+for lane = 0, 3 do view[5 + lane], view[9 + lane] = t[CN + lane], t[BL + lane] end
+local used = meter_read()
+for i = 1, nd do view[12 + i], view[12 + nd + i], view[12 + 2 * nd + i] = t[LV + i], used[i], t[FO + i] end
+local names = {}
+for k, name in ipairs(nudged) do names[k] = pk('<I2c0', #name, name) end
+local own_events = concat(events)
+local rules_now = differs and (call('GET', base .. ':cf') or '') or ''
+return pk('<BdddddBdBBI2c0I2c0HB', 0, now, t.epoch, t.version, me.mail_seq, wake, rejoin, share, conflict, differs and 1 or 0,
+  #owner, owner, #blocked_by, blocked_by, #nudged, nd) .. concat(names) .. packed(view)
+  .. pk('<I4c0I4c0I4c0', #own_events, own_events, #letters_now, letters_now, #rules_now, rules_now)

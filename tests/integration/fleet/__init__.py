@@ -1,0 +1,1 @@
+"""The shared pool on real servers."""

@@ -1,0 +1,84 @@
+"""Real Redis and Valkey servers for tests: on a free port of loopback, in memory, ended with us."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from gateway import private_store
+
+
+@dataclass
+class Server:
+    """One running server."""
+
+    name: str
+    port: int
+    process: subprocess.Popen
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, socket_timeout=5)
+
+
+def binaries() -> dict[str, Path]:
+    """Every server that this machine has, by kind."""
+    found = {}
+    redis7 = shutil.which("redis-server")
+    if redis7 is not None:
+        found["redis"] = Path(redis7)
+    valkey = private_store.bundled()
+    if valkey is not None:
+        found["valkey"] = valkey
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(name: str, *options: str, port: int = 0):
+    """A server of that kind until the block ends."""
+    port = port or free_port()
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-redis-"))
+    command = [
+        str(binaries()[name]), "--port", str(port), "--bind", "127.0.0.1", "--save", "",
+        "--appendonly", "no", "--dir", str(folder), "--loglevel", "warning", *options,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = Server(name, port, process, folder)
+    try:
+        _await_ready(server)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _await_ready(server: Server) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            with server.client() as client:
+                client.ping()
+                return
+        except redis.exceptions.RedisError:
+            if time.monotonic() > deadline or server.process.poll() is not None:
+                raise
+            time.sleep(0.02)
