@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := $(or $(VIRTUAL_ENV),$(UV_PROJECT_ENVIRONMENT),.venv)
 BIN := $(VENV)/bin
 
-.PHONY: run test test-all integration check e2e-claude fmt lint types arch schema lock lock-check bench load docs e2e-clients clean
+.PHONY: run test test-all integration servers twin-nightly check e2e-claude fmt lint types arch schema lock lock-check bench load docs e2e-clients clean
 
 run: $(VENV)/.ready
 	@$(BIN)/tidegate serve
@@ -11,8 +11,16 @@ run: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-integration: $(VENV)/.ready
+integration: $(VENV)/.ready servers
 	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients" -n 2 --dist loadfile
+
+# Redis beside the Valkey of the development environment, where this machine lets us install it.
+servers: $(VENV)/.ready
+	@$(BIN)/python deploy/servers.py
+
+# The Lua twin against the Python core, a million random steps on every server: about an hour.
+twin-nightly: $(VENV)/.ready servers
+	$(BIN)/python -m tests.integration.fleet.twin --steps 1000000
 
 test-all: $(VENV)/.ready
 	$(BIN)/python -m pytest tests -m "not clients"

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import random
 import sys
@@ -13,15 +15,19 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import redis
+
 from gateway.admission import core as cores
 from gateway.admission.core import Adopt, Ask, Caller, Outcome, PoolCore, PoolSpec, Settle
 from gateway.admission.packing import NEEDS_RULES, OK, Batch, pack_batch, pack_rules, unpack_answer
 from gateway.admission.profiles import Profile, Reserve, Shape, pool_spec
 from gateway.units import Mode
+from tests.integration.fleet.servers import binaries, running
 
 SECOND = 1_000_000
 START = 1_790_000_000 * SECOND
 SCRIPT = Path(cores.__file__).with_name("admit.lua").read_bytes()
+SHA = hashlib.sha1(SCRIPT).hexdigest()
 
 
 def some_spec(rng: random.Random, revision: int) -> PoolSpec:
@@ -92,7 +98,7 @@ class Gateway:
 class Twins:
     """The same pool twice."""
 
-    client: object
+    clients: list
     rng: random.Random
     base: str
     cold: bool = True
@@ -104,11 +110,8 @@ class Twins:
     gateways: list[Gateway] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
     shapes: dict[str, PoolSpec] = field(default_factory=dict)
-    calls: int = 0
-    script: object = None
 
     def __post_init__(self):
-        self.script = self.client.register_script(SCRIPT)
         self.now += self.rng.randrange(10**12)
         spec = some_spec(self.rng, 1)
         self.gateways = [Gateway(f"g{i}", spec) for i in range(self.rng.choice([1, 2, 4]))]
@@ -231,13 +234,12 @@ class Twins:
             acquires=batch.acquires, shape=shape,
         )  # fmt: skip
 
-    def by_script(self, gateway: Gateway, batch: Batch):
+    def by_script(self, client, gateway: Gateway, batch: Batch):
         rules = pack_rules(gateway.spec)
         raw = pack_batch(batch, rules, now=self.now)
-        self.calls += 1
-        answer = unpack_answer(self.script(keys=[self.base], args=[raw, b"", b"n:"]))
+        answer = unpack_answer(run(client, self.base, raw, b""))
         if answer.status == NEEDS_RULES:
-            answer = unpack_answer(self.script(keys=[self.base], args=[raw, rules.body, b"n:"]))
+            answer = unpack_answer(run(client, self.base, raw, rules.body))
         assert answer.status == OK
         return answer
 
@@ -250,11 +252,18 @@ class Twins:
             for gateway in self.gateways:
                 if rng.random() < 0.6:
                     gateway.spec = fresh
+        if rng.random() < 0.003:  # a process that loaded something else under the same number
+            odd = rng.choice(self.gateways)
+            odd.spec = changed(rng, odd.spec, odd.spec.revision)
         gateway = rng.choice(self.gateways)
         batch = self.batch(gateway)
-        theirs = self.by_script(gateway, batch)
+        theirs = [self.by_script(client, gateway, batch) for client in self.clients]
         ours = self.by_core(gateway, batch)
-        self.compare(ours, theirs)
+        odd = gateway.spec.revision == self.stored.revision
+        odd = odd and pack_rules(gateway.spec).digest != pack_rules(self.stored).digest
+        for answer in theirs:
+            self.compare(ours, answer)
+            assert answer.conflict == odd
         gateway.epoch, gateway.version = ours.epoch, ours.version
         gateway.ack = ours.mail_seq if rng.random() < 0.9 else gateway.ack
 
@@ -282,12 +291,22 @@ class Twins:
             assert mine == other, f"{name}: core {mine!r}, script {other!r}"
 
 
-def compare_histories(client, *, seed: int, steps: int, length: int = 250) -> int:
+def run(client, base: str, raw: bytes, rules: bytes) -> bytes:
+    """One call of the script, loaded if need be."""
+    try:
+        return client.evalsha(SHA, 1, base, raw, rules, b"n:")
+    except redis.exceptions.NoScriptError:
+        client.script_load(SCRIPT)
+        return client.evalsha(SHA, 1, base, raw, rules, b"n:")
+
+
+def compare_histories(clients, *, seed: int, steps: int, length: int = 250) -> int:
     """That many steps in histories of that length; an AssertionError names seed and step."""
     done = 0
     while done < steps:
-        client.flushall()
-        twins = Twins(client, random.Random(seed), f"tidegate:adm:{{p{seed}}}")
+        for client in clients:
+            client.flushdb()
+        twins = Twins(clients, random.Random(seed), f"tidegate:adm:{{p{seed}}}")
         twins.cold = twins.rng.random() < 0.7
         for number in range(min(length, steps - done)):
             try:
@@ -300,22 +319,20 @@ def compare_histories(client, *, seed: int, steps: int, length: int = 250) -> in
 
 
 def main() -> None:
-    from tests.integration.fleet.servers import binaries, running
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    out = {}
-    for name in binaries():
-        with running(name) as server, server.client() as client:
-            began = time.monotonic()
-            done = compare_histories(client, seed=chosen.seed, steps=chosen.steps)
-            version = client.info("server")
-            version = version.get("valkey_version") or version["redis_version"]
-            out[name] = {"version": version, "steps": done, "s": round(time.monotonic() - began)}
-            print(f"{name} {version}: {done} steps identical", file=sys.stderr)
-    print(json.dumps(out))
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(running(name)) for name in binaries()}
+        clients = [stack.enter_context(server.client()) for server in servers.values()]
+        began = time.monotonic()
+        done = compare_histories(clients, seed=chosen.seed, steps=chosen.steps)
+        out = {"steps": done, "s": round(time.monotonic() - began)}
+        for name, client in zip(servers, clients, strict=True):
+            found = client.info("server")
+            out[name] = found.get("valkey_version") or found["redis_version"]
+    sys.stdout.write(json.dumps(out) + "\n")
 
 
 if __name__ == "__main__":
