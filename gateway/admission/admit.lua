@@ -1,26 +1,42 @@
--- The pool core as one script call: the twin of core.py, meter.py, line.py, seats.py, leases.py,
+-- The pool core as one call of a Redis function: the twin of core.py, meter.py, line.py, seats.py, leases.py,
 -- slots.py, periods.py and generations.py, bit for bit (docs/adr/0039). The Python modules say why;
 -- here stands only what Redis adds. One call is one `tick`; its order is core.py's.
 --
--- KEYS[1]  base of the pool's keys, with its hash tag; all others are that name and a suffix:
+-- A function and not a script: its library is set up once, where EVALSHA would make these hundred
+-- closures anew in every call (half of its time), and it may remember: the compiled rules of a pool,
+-- and the numbers that it wrote last, if the stored bytes are still those.
+--
+-- NAME is set by whoever loads this file; it names its content, so that two releases do not meet.
+--
+-- keys[1]  base of the pool's keys, with its hash tag; all others are that name and a suffix:
 --   :st string  numbers of the state    :cf string  revision, digest, compiled rules
 --   :lg<W> string  ring of log cells    :sh hash    id of a list of dimensions -> what they meter
 --   :q<lane> zset  tag -> waiter        :rq hash    rid -> waiter      :qt hash  lane|tenant -> queued
 --   :fl<lane> zset finish -> tenant     :if hash    rid -> grant       :ls zset  order -> rid
 --   :gw hash  gateway -> seat           :mb hash    gateway -> letters
 --   :pl hash  key -> place              :px zset    expiry -> key
--- ARGV[1]  the batch, ARGV[2] the caller's rules or "", ARGV[3] prefix of the nudge channels
+-- args[1]  the batch, args[2] the caller's rules or "", args[3] prefix of the nudge channels
 --
 -- Numbers are doubles, packed as such: text would lose digits (tostring(1.7e15) is 1.7e+15) and
 -- costs ten times as much. All are integers below 2^53 but the drained fractions. `floor(a / b)` is
 -- exact for those: a quotient below 2^53 / b cannot round up to the next integer.
 local LAYOUT, MICRO, FULL, BACKUP = 1, 1000000, 1000000, 50000
-local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-local unp, pk, call, sub, rep = struct.unpack, struct.pack, redis.call, string.sub, string.rep
-local concat, base, B = table.concat, KEYS[1], ARGV[1]
+local floor, ceil, max, min, unp, pk, sub, rep, concat, call     -- bound by the first call: none exists while loading
 local function int(x) return string.format('%.0f', x) end
-local function vec(n) return rep('d', n) end
-local function packed(v) local n = #v; if n == 0 then return '' end; return pk('<' .. vec(n), unpack(v)) end
+local formats = {}
+local function doubles(n)
+  local f = formats[n]
+  if not f then
+    f = '<' .. rep('d', n)
+    formats[n] = f
+  end
+  return f
+end
+local function packed(v)
+  local n = #v
+  if n == 0 then return '' end
+  return pk(doubles(n), unpack(v))
+end
 
 -- State `t`: the numbers of SCALARS by name; then by index four lanes each from V, BL, CN, TOP, FIN
 -- (lane 0 at +0), five numbers per dimension and three per log.
@@ -28,22 +44,22 @@ local SCALARS = {'lay', 'epoch', 'version', 'now', 'factor', 'factor_at', 'cut_a
   'lseq', 'fly', 'waiting', 'places', 'shadow', 'seats', 'trust', 'due', 'demand', 'demand_at', 'zero', 'zero_at', 'touch'}
 local V, BL, CN, TOP, FIN, HEAD = 1, 5, 9, 13, 17, 20
 
-local given, seen_epoch, seen_version, ack, cold, revision, digest, gw, snd, n_sig, n_set, n_can, n_late, n_ado, n_acq, pos =
-  unp('<ddddBdc16I2c0BHHHHHH', B)
-local server = given
-if server == 0 then local at = call('TIME'); server = tonumber(at[1]) * MICRO + tonumber(at[2]) end
+-- One call's own values; all the caches below live as long as the call, but for `known`.
+local c, base, B
+local MOST_KNOWN = 5000      -- pools remembered; beyond it all are forgotten at once
+local known, pools = {}, 0   -- base of keys -> {head, rules, raw, state}
 
 -- --- rules
 
 local R, nd            -- the rules in force, their number of dimensions
-local lim, win, cal, off, logof = {}, {}, {}, {}, {}
+local lim, win, cal, off, logof, scales, depths, caps, ceilings, rolling
 local logs             -- per distinct window: {w, width, keep, dims, key, oldest = index in t, cells = {}, dirty = {}}
 local t                -- the state's numbers
 local LV, SU, FO, FAT, FR  -- offsets of the numbers per dimension
 
 local function rules(body)
   local n = string.byte(body)
-  local r = {unp('<B' .. vec(10 + 12 * n), body)}
+  local r = {unp('<B' .. rep('d', 10 + 12 * n), body)}
   r.n, r.body, r.at = n, body, r[12 + 12 * n]
   r.conc, r.spread, r.pace, r.lease, r.dead, r.kmax, r.maxw, r.queue, r.mode, r.shape = unpack(r, 2, 11)
   return r               -- and 12 numbers for each dimension from r[12 * i]
@@ -61,40 +77,53 @@ local function because_of(i)
   if i == -1 then return x[1] end
   return x[2 + 2 * i]
 end
-local function depth(lane, i) return cal[i] > 0 and lim[i] or R[12 * i + 2 + lane] end
-local function cap(lane, i) return R[12 * i + 6 + lane] end
-local function ceiling(lane, i) local c = cap(lane, i); return c ~= 0 and c or lim[i] end
-local function scale(i) if cal[i] > 0 then return 0 end; return win[i] / max(1, lim[i]) end
-
-local function use(r)
-  R, nd, logs = r, r.n, {}
-  for i = 1, nd do
-    lim[i], win[i], cal[i], off[i] = r[12 * i], r[12 * i + 1], r[12 * i + 10], r[12 * i + 11]
-    logof[i] = nil
-    if r[12 * i + 6] ~= 0 and cal[i] == 0 then
+local function prepare(r)
+  r.lim, r.win, r.cal, r.off, r.logof, r.scales, r.logs, r.rolling = {}, {}, {}, {}, {}, {}, {}, false
+  r.depths, r.caps, r.ceilings = {{}, {}, {}, {}}, {{}, {}, {}, {}}, {{}, {}, {}, {}}
+  for i = 1, r.n do
+    local limit, window, calendar = r[12 * i], r[12 * i + 1], r[12 * i + 10]
+    r.lim[i], r.win[i], r.cal[i], r.off[i] = limit, window, calendar, r[12 * i + 11]
+    r.scales[i] = calendar > 0 and 0 or window / max(1, limit)
+    r.rolling = r.rolling or calendar == 0
+    for lane = 1, 4 do
+      local c0 = r[12 * i + 5 + lane]
+      r.depths[lane][i] = calendar > 0 and limit or r[12 * i + 1 + lane]
+      r.caps[lane][i] = c0
+      r.ceilings[lane][i] = c0 ~= 0 and c0 or limit
+    end
+    r.logof[i] = false
+    if r.caps[1][i] ~= 0 and calendar == 0 then
       local g
-      for _, one in ipairs(logs) do if one.w == win[i] then g = one end end
+      for _, one in ipairs(r.logs) do if one.w == window then g = one end end
       if not g then
-        g = {w = win[i], width = max(20000, floor(win[i] / 600)), keep = win[i] + r.spread, dims = {}, cells = {}, dirty = {},
-             key = base .. ':lg' .. int(win[i])}
-        logs[#logs + 1] = g
+        g = {w = window, width = max(20000, floor(window / 600)), keep = window + r.spread, dims = {},
+             key = base .. ':lg' .. int(window)}
+        r.logs[#r.logs + 1] = g
       end
       g.dims[#g.dims + 1] = i
-      logof[i] = g
+      r.logof[i] = g
     end
   end
-  LV, SU, FO, FAT, FR = HEAD, HEAD + nd, HEAD + 2 * nd, HEAD + 3 * nd, HEAD + 4 * nd
-  for k, g in ipairs(logs) do
-    g.oldest = HEAD + 5 * nd + 3 * k - 2     -- then due, then cells in the ring
+  for k, g in ipairs(r.logs) do
+    g.oldest = HEAD + 5 * r.n + 3 * k - 2     -- then due, then cells in the ring
     g.nd = #g.dims
-    for c, i in ipairs(g.dims) do g[i] = c end
+    for at, i in ipairs(g.dims) do g[i] = at end
   end
+end
+local function use(r)
+  if not r.lim then prepare(r) end
+  R, nd, logs, rolling = r, r.n, r.logs, r.rolling
+  lim, win, cal, off, logof, scales = r.lim, r.win, r.cal, r.off, r.logof, r.scales
+  depths, caps, ceilings = r.depths, r.caps, r.ceilings
+  LV, SU, FO, FAT, FR = HEAD, HEAD + nd, HEAD + 2 * nd, HEAD + 3 * nd, HEAD + 4 * nd
+  for _, g in ipairs(logs) do g.cells, g.dirty = {}, {} end
 end
 local ring = {}               -- the rare ways, with every cell in memory
 function ring.cells(g) return floor(g.keep / g.width) + 3 end
 
 -- What a list of dimensions meters: one text per dimension, and its unit.
 local function meters(r)
+  if r.meters then return r.meters end
   local x, out = texts(r), {}
   for i = 1, r.n do
     local b = 12 * i
@@ -102,9 +131,10 @@ local function meters(r)
     local name = x[1 + 2 * i]
     out[i] = {name .. ' ' .. int(r[b + 1]) .. ' ' .. int(r[b + 10]) .. ' ' .. int(r[b + 11]) .. ' ' .. logged, name}
   end
+  r.meters = out
   return out
 end
-local shapes = {}
+local shapes
 local function shape_of(id)
   if id == R.shape then return meters(R) end
   if not shapes[id] then
@@ -144,7 +174,7 @@ local function read_cells(g, first, n)      -- the stored numbers of n cells, on
     local run = min(n, size - at, 200)
     local raw = call('GETRANGE', g.key, int(at * bytes), int((at + run) * bytes - 1))
     if #raw < run * bytes then raw = raw .. rep('\0', run * bytes - #raw) end
-    local part = {unp('<' .. vec(run * g.nd), raw)}
+    local part = {unp(doubles(run * g.nd), raw)}
     local had = #out
     for k = 1, run * g.nd do out[had + k] = part[k] end
     first, n = first + run, n - run
@@ -299,14 +329,14 @@ local function ends_at(i, now) local _, e = period(cal[i], off[i], now or t.now)
 
 local reason = -1
 local function room(lane, i)
-  local c = cap(lane, i)
+  local c = caps[lane + 1][i]
   if t.factor < FULL then c = floor(c * (t.factor / 1e6)) end
   return c - t[FO + i]
 end
 local function rate(i)
   local pace, brink = R.pace, 0
   if pace > FULL then
-    if cap(1, i) ~= 0 then
+    if caps[2][i] ~= 0 then
       local r = room(1, i)
       brink = floor(r / 10) * 9 + floor((r % 10) * 9 / 10)    -- r * 900000 // 1000000 without leaving 2^53
     end
@@ -394,11 +424,10 @@ local function correct(cost, actual, at, lost)
   end
 end
 local function span_of(cost)
-  local largest, rolling = 0, false
+  local largest = 0
   for i = 1, nd do
-    local share = cost[i] * scale(i)
+    local share = cost[i] * scales[i]
     if share > largest then largest = share end
-    rolling = rolling or cal[i] == 0
   end
   local span = floor(largest)
   if span == 0 then return rolling and 1 or 100 end
@@ -412,7 +441,7 @@ local function fit_one(i, lane, units)
   end
   local wait = 0
   if level > 0 then
-    local over = level + units - depth(lane, i)
+    local over = level + units - depths[lane + 1][i]
     if over > 0 then
       local r = rate(i)
       wait = r > 0 and ceil(min(over, level) / r) or MICRO
@@ -430,7 +459,7 @@ local function fit(lane, cost)
     local fits = true
     for i = 1, nd do
       local units, level, held = cost[i], t[LV + i], t[SU + i]
-      if (level > 0 and level + units > depth(lane, i)) or (held > 0 and held + units > room(lane, i)) then fits = false end
+      if (level > 0 and level + units > depths[lane + 1][i]) or (held > 0 and held + units > room(lane, i)) then fits = false end
     end
     if fits then return 0 end
   end
@@ -454,8 +483,8 @@ end
 local function fill(which)
   for i = 1, nd do
     if cal[i] == 0 and (not which or which[i]) then
-      t[LV + i], t[FR + i] = max(t[LV + i], depth(1, i)), 0
-      if logof[i] then ring.fill(logof[i], i, cap(1, i)) end
+      t[LV + i], t[FR + i] = max(t[LV + i], depths[2][i]), 0
+      if logof[i] then ring.fill(logof[i], i, caps[2][i]) end
     end
   end
 end
@@ -479,7 +508,7 @@ local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':f
 
 -- --- grants
 
-local grants, grants_put, grants_gone, first_hold = {}, {}, {}, false
+local grants, grants_put, grants_gone, first_hold
 local function grant_text(g)
   return pk('<ddBBddddI2c0', g.end_, g.at, g.lane, g.weight, g.span, g.tag, g.shape, g.epoch, #g.tenant, g.tenant) .. packed(g.cost)
 end
@@ -487,7 +516,7 @@ local function grant_of(raw)
   local g, p = {}, nil
   g.end_, g.at, g.lane, g.weight, g.span, g.tag, g.shape, g.epoch, g.tenant, p = unp('<ddBBddddI2c0', raw)
   local n = (#raw - p + 1) / 8
-  g.cost = {unp('<' .. vec(n), raw, p)}
+  g.cost = {unp(doubles(n), raw, p)}
   g.cost[n + 1] = nil
   return g
 end
@@ -544,7 +573,7 @@ end
 
 -- --- the line
 
-local finishes, opened = {{}, {}, {}, {}}, {}
+local finishes, opened, finish_put
 local function finish_of(lane, tenant)
   local f = finishes[lane + 1][tenant]
   if f == nil then
@@ -553,7 +582,6 @@ local function finish_of(lane, tenant)
   end
   return f
 end
-local finish_put = {{}, {}, {}, {}}
 local function set_finish(lane, tenant, f)
   finishes[lane + 1][tenant], finish_put[lane + 1][tenant] = f, true
 end
@@ -615,7 +643,7 @@ local function number(before)
   t.seq = t.seq + 1
   return before and t.seq - BEFORE or t.seq
 end
-local waiters = {}
+local waiters
 local function member(w) return string.format('%016.0f%016.0f', w.seq + BEFORE, w.span) .. w.rid end
 local function store_waiter(w)
   call('HSET', base .. ':rq', w.rid,
@@ -634,7 +662,7 @@ local function waiter(rid)
         unp('<ddBBddddI2c0I2c0BI2c0', raw)
       if kept == 0 then w.place = nil end
       local n = (#raw - p + 1) / 8
-      w.cost = {unp('<' .. vec(n), raw, p)}
+      w.cost = {unp(doubles(n), raw, p)}
       w.cost[n + 1] = nil
     end
     waiters[rid] = w
@@ -758,7 +786,8 @@ end
 
 -- --- seats and mail
 
-local seats, seats_dirty, HALF = {}, {}, 30 * MICRO
+local seats, seats_dirty, mail, nudged, nudge
+local HALF = 30 * MICRO
 local function seat(name)
   local s = seats[name]
   if s == nil then
@@ -769,7 +798,6 @@ local function seat(name)
   end
   return s
 end
-local mail = {}
 local function letters(name)
   if not mail[name] then mail[name] = {call('HGET', base .. ':mb', name) or ''} end
   return mail[name]
@@ -788,7 +816,6 @@ local function silent(name)
   local s = seat(name)
   return not s or t.now - s.seen > R.dead
 end
-local nudged, nudge = {}, {}
 local function post(name, event)             -- into the gateway's mail, where it has a seat
   local s = seat(name)
   if not s then return false end
@@ -799,7 +826,7 @@ local function post(name, event)             -- into the gateway's mail, where i
   return true
 end
 local function send(name, event)
-  if post(name, event) and name ~= gw and not nudge[name] then
+  if post(name, event) and name ~= c.gw and not nudge[name] then
     nudge[name] = true
     nudged[#nudged + 1] = name
   end
@@ -820,7 +847,7 @@ local function late_event(rid, eta, tag, because) return pk('<BI2c0ddI2c0', 3, #
 -- --- the core
 
 local function never(lane, cost)
-  for i = 1, nd do if cost[i] > ceiling(lane, i) then return i, ceiling(lane, i) end end
+  for i = 1, nd do if cost[i] > ceilings[lane + 1][i] then return i, ceilings[lane + 1][i] end end
 end
 local function wait_of(lane, cost)
   local wait, limit = fit(lane, cost), R.conc
@@ -835,7 +862,7 @@ local function held_by(lane, cost)
     local best = 0
     reason = -1
     for i = 1, nd do
-      local share = cost[i] * scale(i)
+      local share = cost[i] * scales[i]
       if cal[i] == 0 and cost[i] > 0 and (reason == -1 or share > best) then best, reason = share, i end
     end
   end
@@ -873,59 +900,59 @@ local function cancel(rid)
   end
 end
 
-local function advance(given_now, lost)
-  local elapsed = given_now - t.now
-  local function stalled() t.trust = t.now + R.dead end
-  local function restart(by)
-    t.epoch, t.version = t.epoch + 1, 0
-    if by ~= 0 then
-      for _, k in ipairs({'now', 'factor_at', 'cut_at', 'zero_at', 'trust', 'due', 'demand_at'}) do t[k] = t[k] + by end
-      t.blocked = max(0, t.blocked + by)
-      t.ease = t.ease ~= 0 and max(0, t.ease + by) or 0
-      for i = 1, nd do t[FAT + i], t[SU + i] = t[FAT + i] + by, 0 end
-      for _, g in ipairs(logs) do
-        call('DEL', g.key)
-        g.cells, g.dirty = {}, {}
-        t[g.oldest], t[g.oldest + 1] = floor((t.now - g.keep) / g.width), 0
-      end
-      flush_finishes()
-      for lane = 0, 3 do
-        t[V + lane], t[TOP + lane] = t[V + lane] + by, t[TOP + lane] + by
-        finishes[lane + 1] = {}
-        local all = call('ZRANGE', base .. ':fl' .. lane, 0, -1, 'WITHSCORES')
-        for k = 1, #all, 2 do call('ZINCRBY', base .. ':fl' .. lane, int(by), all[k]) end
-        for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do
-          local w = waiter(sub(m, 33))
-          w.tag, w.deadline = w.tag + by, w.deadline + by
-          store_waiter(w)
-          call('ZADD', base .. ':q' .. lane, int(w.tag), m)
-        end
-      end
-      local all = call('HGETALL', base .. ':qt')
-      for k = 1, #all, 2 do
-        local count, last = unp('<dd', all[k + 1])
-        call('HSET', base .. ':qt', all[k], pk('<dd', count, last + by))
-      end
-      for _, key in ipairs(call('HKEYS', base .. ':pl')) do
-        local p = places.of(key)
-        p.tag, p.expires = p.tag + by, p.expires + by
-        places.store(key, p)
-      end
-      for _, name in ipairs(call('HKEYS', base .. ':gw')) do
-        local s = seat(name)
-        s.seen, s.demand_at, seats_dirty[name] = s.seen + by, s.demand_at + by, true
-      end
-      flush_grants()
-      for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
-        local g = grant(rid)
-        g.end_, g.at, g.tag = g.end_ + by, g.at + by, g.tag + by
-        call('HSET', base .. ':if', rid, grant_text(g))
+local function stalled() t.trust = t.now + R.dead end
+local function restart(by)
+  t.epoch, t.version = t.epoch + 1, 0
+  if by ~= 0 then
+    for _, k in ipairs({'now', 'factor_at', 'cut_at', 'zero_at', 'trust', 'due', 'demand_at'}) do t[k] = t[k] + by end
+    t.blocked = max(0, t.blocked + by)
+    t.ease = t.ease ~= 0 and max(0, t.ease + by) or 0
+    for i = 1, nd do t[FAT + i], t[SU + i] = t[FAT + i] + by, 0 end
+    for _, g in ipairs(logs) do
+      call('DEL', g.key)
+      g.cells, g.dirty = {}, {}
+      t[g.oldest], t[g.oldest + 1] = floor((t.now - g.keep) / g.width), 0
+    end
+    flush_finishes()
+    for lane = 0, 3 do
+      t[V + lane], t[TOP + lane] = t[V + lane] + by, t[TOP + lane] + by
+      finishes[lane + 1] = {}
+      local all = call('ZRANGE', base .. ':fl' .. lane, 0, -1, 'WITHSCORES')
+      for k = 1, #all, 2 do call('ZINCRBY', base .. ':fl' .. lane, int(by), all[k]) end
+      for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do
+        local w = waiter(sub(m, 33))
+        w.tag, w.deadline = w.tag + by, w.deadline + by
+        store_waiter(w)
+        call('ZADD', base .. ':q' .. lane, int(w.tag), m)
       end
     end
-    fill()
-    stalled()
-    t.chores = 0
+    local all = call('HGETALL', base .. ':qt')
+    for k = 1, #all, 2 do
+      local count, last = unp('<dd', all[k + 1])
+      call('HSET', base .. ':qt', all[k], pk('<dd', count, last + by))
+    end
+    for _, key in ipairs(call('HKEYS', base .. ':pl')) do
+      local p = places.of(key)
+      p.tag, p.expires = p.tag + by, p.expires + by
+      places.store(key, p)
+    end
+    for _, name in ipairs(call('HKEYS', base .. ':gw')) do
+      local s = seat(name)
+      s.seen, s.demand_at, seats_dirty[name] = s.seen + by, s.demand_at + by, true
+    end
+    flush_grants()
+    for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
+      local g = grant(rid)
+      g.end_, g.at, g.tag = g.end_ + by, g.at + by, g.tag + by
+      call('HSET', base .. ':if', rid, grant_text(g))
+    end
   end
+  fill()
+  stalled()
+  t.chores = 0
+end
+local function advance(given_now, lost)
+  local elapsed = given_now - t.now
   if elapsed < -MICRO then return restart(elapsed) end
   if lost then restart(0) end
   meter_advance(given_now)
@@ -970,246 +997,255 @@ end
 
 -- --- state in, rules in force
 
-local differs, conflict = false, 0
-do
-  local function fresh(now)                    -- a pool that nobody knew
-    for _, suffix in ipairs(ALL) do if suffix ~= ':cf' and suffix ~= ':sh' then call('DEL', base .. suffix) end end
-    for _, g in ipairs(logs) do call('DEL', g.key) end
-    t = {}
-    for _, name in ipairs(SCALARS) do t[name] = 0 end
-    for k = 1, HEAD + 5 * nd + 3 * #logs do t[k] = 0 end
-    t.lay, t.epoch, t.now, t.factor, t.factor_at, t.cut_at = LAYOUT, now, now, FULL, now, now - MICRO
-    t.trust, t.due, t.zero_at, t.demand_at = now + R.dead, now + floor(R.dead / 2), now, now
-    for lane = 0, 3 do t[V + lane] = now end
-    for i = 1, nd do t[FAT + i] = now end
-    for _, g in ipairs(logs) do t[g.oldest], t[g.oldest + 2] = floor((now - g.keep) / g.width), ring.cells(g) end
-    if cold == 1 and R.queue == 1 then fill() end
+local function fresh(now)                    -- a pool that nobody knew
+  for _, suffix in ipairs(ALL) do if suffix ~= ':cf' and suffix ~= ':sh' then call('DEL', base .. suffix) end end
+  for _, g in ipairs(logs) do call('DEL', g.key) end
+  t = {}
+  for _, name in ipairs(SCALARS) do t[name] = 0 end
+  for k = 1, HEAD + 5 * nd + 3 * #logs do t[k] = 0 end
+  t.lay, t.epoch, t.now, t.factor, t.factor_at, t.cut_at = LAYOUT, now, now, FULL, now, now - MICRO
+  t.trust, t.due, t.zero_at, t.demand_at = now + R.dead, now + floor(R.dead / 2), now, now
+  for lane = 0, 3 do t[V + lane] = now end
+  for i = 1, nd do t[FAT + i] = now end
+  for _, g in ipairs(logs) do t[g.oldest], t[g.oldest + 2] = floor((now - g.keep) / g.width), ring.cells(g) end
+  if c.cold == 1 and R.queue == 1 then fill() end
+end
+local function sorted_waiters()
+  local all = {}
+  for lane = 0, 3 do
+    for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do all[#all + 1] = waiter(sub(m, 33)) end
   end
-  local function sorted_waiters()
-    local all = {}
-    for lane = 0, 3 do
-      for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do all[#all + 1] = waiter(sub(m, 33)) end
-    end
-    return all
+  return all
+end
+local function regenerate(old, new)          -- another list of dimensions: generations.py
+  local before, after = meters(old), meters(new)
+  local there, known, held, wanted = {}, {}, {}, {}
+  for j, m in ipairs(before) do there[m[1]] = j end
+  local ot, oLV, oSU, oFO, oFAT, oFR = t, LV, SU, FO, FAT, FR
+  for _, g in ipairs(logs) do
+    local all, first, newest = ring.open(g)
+    held[#held + 1] = {g, all, first, newest}
+    call('DEL', g.key)
   end
-  local function regenerate(old, new)          -- another list of dimensions: generations.py
-    local before, after = meters(old), meters(new)
-    local there, known, held, wanted = {}, {}, {}, {}
-    for j, m in ipairs(before) do there[m[1]] = j end
-    local ot, oLV, oSU, oFO, oFAT, oFR = t, LV, SU, FO, FAT, FR
-    for _, g in ipairs(logs) do
-      local all, first, newest = ring.open(g)
-      held[#held + 1] = {g, all, first, newest}
-      call('DEL', g.key)
-    end
-    local old_logof = {}
-    for i = 1, old.n do old_logof[i] = logof[i] end
-    use(new)
-    local now, nt = ot.now, {}
-    for _, name in ipairs(SCALARS) do nt[name] = ot[name] end
-    for k = 1, HEAD do nt[k] = ot[k] end
-    for k = HEAD + 1, HEAD + 5 * nd + 3 * #logs do nt[k] = 0 end
-    t = nt
-    for _, g in ipairs(logs) do t[g.oldest], t[g.oldest + 1], t[g.oldest + 2] = floor((now - g.keep) / g.width), 0, ring.cells(g) end
-    local rings = {}
-    for i, m in ipairs(after) do
-      local j = there[m[1]]
-      t[FAT + i] = now
-      if j then
-        known[i] = true
-        t[LV + i], t[FO + i], t[FAT + i], t[FR + i] = ot[oLV + j], ot[oFO + j], ot[oFAT + j], ot[oFR + j]
-        local g, og = logof[i], old_logof[j]
-        if g and og then
-          if not rings[g] then rings[g] = {ring.open(g)} end
-          local mine, first, newest = unpack(rings[g])
-          for _, one in ipairs(held) do
-            if one[1] == og then
-              for number = max(one[3], first), min(one[4], newest) do
-                local units = one[2][number][og[j]]
-                mine[number][g[i]] = mine[number][g[i]] + units
-                t[SU + i] = t[SU + i] + units
-              end
+  local old_logof = {}
+  for i = 1, old.n do old_logof[i] = logof[i] end
+  use(new)
+  local now, nt = ot.now, {}
+  for _, name in ipairs(SCALARS) do nt[name] = ot[name] end
+  for k = 1, HEAD do nt[k] = ot[k] end
+  for k = HEAD + 1, HEAD + 5 * nd + 3 * #logs do nt[k] = 0 end
+  t = nt
+  for _, g in ipairs(logs) do t[g.oldest], t[g.oldest + 1], t[g.oldest + 2] = floor((now - g.keep) / g.width), 0, ring.cells(g) end
+  local rings = {}
+  for i, m in ipairs(after) do
+    local j = there[m[1]]
+    t[FAT + i] = now
+    if j then
+      known[i] = true
+      t[LV + i], t[FO + i], t[FAT + i], t[FR + i] = ot[oLV + j], ot[oFO + j], ot[oFAT + j], ot[oFR + j]
+      local g, og = logof[i], old_logof[j]
+      if g and og then
+        if not rings[g] then rings[g] = {ring.open(g)} end
+        local mine, first, newest = unpack(rings[g])
+        for _, one in ipairs(held) do
+          if one[1] == og then
+            for number = max(one[3], first), min(one[4], newest) do
+              local units = one[2][number][og[j]]
+              mine[number][g[i]] = mine[number][g[i]] + units
+              t[SU + i] = t[SU + i] + units
             end
           end
         end
       end
-      wanted[i] = not j and cal[i] == 0
     end
-    for g, held_ring in pairs(rings) do ring.store(g, unpack(held_ring)) end
-    if R.queue == 1 then fill(wanted) end
-    for _, w in ipairs(sorted_waiters()) do w.cost = translate(w.cost, before, after); store_waiter(w) end
-    flush_grants()
-    for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
-      local g = grant(rid)
-      g.cost = translate(g.cost, before, after)
-      call('HSET', base .. ':if', rid, grant_text(g))
-    end
+    wanted[i] = not j and cal[i] == 0
   end
-  local function reconfigure(new)
-    advance(server, false)
-    local old = R
-    if old.shape == new.shape then
-      local was = logs
-      use(new)
-      for k, g in ipairs(logs) do g.cells, g.dirty = was[k].cells, was[k].dirty end
-    else
-      regenerate(old, new)
-    end
-    if old.spread ~= new.spread then
-      for _, g in ipairs(logs) do
-        t[g.oldest + 1] = 0
-        if ring.cells(g) > t[g.oldest + 2] then
-          local all, first, newest = ring.open(g)
-          t[g.oldest + 2] = ring.cells(g)
-          ring.store(g, all, first, newest)
-        end
-      end
-    end
-    if R.mode == 0 then
-      for _, w in ipairs(sorted_waiters()) do
-        local i, most = never(w.lane, w.cost)
-        if i then
-          give_back(w)
-          post(w.gateway, never_event(w.rid, i, w.cost[i], most))
-        end
-      end
-    end
-    keep_shape(R)
-    t.chores = 0
+  for g, held_ring in pairs(rings) do ring.store(g, unpack(held_ring)) end
+  if R.queue == 1 then fill(wanted) end
+  for _, w in ipairs(sorted_waiters()) do w.cost = translate(w.cost, before, after); store_waiter(w) end
+  flush_grants()
+  for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
+    local g = grant(rid)
+    g.cost = translate(g.cost, before, after)
+    call('HSET', base .. ':if', rid, grant_text(g))
   end
-
-  local stored = call('MGET', base .. ':st', base .. ':cf')
-  local mine, newer = pk('<d', revision) .. digest, nil
-  if stored[2] and sub(stored[2], 1, 24) == mine then
-    use(rules(sub(stored[2], 25)))
+end
+local function reconfigure(new)
+  advance(c.server, false)
+  local old = R
+  if old.shape == new.shape then
+    local was = logs
+    use(new)
+    for k, g in ipairs(logs) do g.cells, g.dirty = was[k].cells, was[k].dirty end
   else
-    if ARGV[2] == '' then return pk('<B', 1) end
-    differs = true
-    local have = stored[2] and unp('<d', stored[2])
-    if not have then
-      use(rules(ARGV[2]))
-      call('SET', base .. ':cf', mine .. ARGV[2])
+    regenerate(old, new)
+  end
+  if old.spread ~= new.spread then
+    for _, g in ipairs(logs) do
+      t[g.oldest + 1] = 0
+      if ring.cells(g) > t[g.oldest + 2] then
+        local all, first, newest = ring.open(g)
+        t[g.oldest + 2] = ring.cells(g)
+        ring.store(g, all, first, newest)
+      end
+    end
+  end
+  if R.mode == 0 then
+    for _, w in ipairs(sorted_waiters()) do
+      local i, most = never(w.lane, w.cost)
+      if i then
+        give_back(w)
+        post(w.gateway, never_event(w.rid, i, w.cost[i], most))
+      end
+    end
+  end
+  keep_shape(R)
+  t.chores = 0
+end
+local function open_pool()     -- an answer where nothing may be done
+  local stored = call('MGET', base .. ':st', base .. ':cf')
+  local mine, newer = pk('<d', c.revision) .. c.digest, nil
+  local k = known[base]
+  if not k then
+    if pools >= MOST_KNOWN then known, pools = {}, 0 end
+    k = {}
+    known[base], pools = k, pools + 1
+  end
+  local in_force = stored[2] and sub(stored[2], 1, 24)
+  if in_force and in_force ~= k.head then k.head, k.rules = in_force, rules(sub(stored[2], 25)) end
+  if in_force == mine then
+    use(k.rules)
+  else
+    if c.rules == '' then return pk('<B', 1) end
+    c.differs = true
+    if not in_force then
+      k.head, k.rules = mine, rules(c.rules)
+      use(k.rules)
+      call('SET', base .. ':cf', mine .. c.rules)
       keep_shape(R)
     else
-      use(rules(sub(stored[2], 25)))
-      if revision > have then
-        call('SET', base .. ':cf', mine .. ARGV[2])
-        if sub(stored[2], 9, 24) ~= digest then newer = rules(ARGV[2]) end
-      elseif revision == have then
-        conflict = 1
+      local have = unp('<d', in_force)
+      use(k.rules)
+      if c.revision > have then
+        call('SET', base .. ':cf', mine .. c.rules)
+        if sub(in_force, 9, 24) ~= c.digest then newer = rules(c.rules) end
+        k.head, k.rules = mine, newer or k.rules
+      elseif c.revision == have then
+        c.conflict = 1
       end
     end
   end
-  if stored[1] then
-    local layout = unp('<d', stored[1])
+  if not stored[1] then
+    fresh(c.server)
+  elseif stored[1] == k.raw then
+    t = k.state
+  else
+    local layout, n = unp('<d', stored[1]), #SCALARS
     if layout > LAYOUT then return pk('<Bd', 2, layout) end
-    local n = #SCALARS
-    t = {unp('<' .. vec(#stored[1] / 8 - n), stored[1], 8 * n + 1)}
+    t = {unp(doubles(#stored[1] / 8 - n), stored[1], 8 * n + 1)}
     t[#t] = nil
     t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease, t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly,
-      t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero, t.zero_at, t.touch = unp('<' .. vec(n), stored[1])
-  else
-    fresh(server)
+      t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero, t.zero_at, t.touch = unp(doubles(n), stored[1])
   end
+  k.raw, k.state = nil, nil     -- until this call has ended well, nothing is known
   if newer then reconfigure(newer) end
 end
 
 -- --- the tick
 
-advance(server, seen_version > t.version and seen_epoch == t.epoch)
-local now = t.now
-local me, rejoin = seat(gw), 0
-if not me then
-  me, rejoin, t.seats = {demand = 0, demand_at = now, mail_seq = 0, letters = 0}, 1, t.seats + 1
-  seats[gw] = me
-end
-me.seen, seats_dirty[gw] = now, true
-if me.letters > 0 and ack > 0 then
-  if ack >= me.mail_seq then
-    mail[gw], me.letters = {''}, 0
-    mail[gw].dirty = true
-  else
-    local left = {}
-    each_letter(gw, function(seq, _, letter) if seq > ack then left[#left + 1] = letter end end)
-    if #left < me.letters then
-      mail[gw], me.letters = left, #left
-      mail[gw].dirty = true
+local function sit_down()
+  advance(c.server, c.seen_version > t.version and c.seen_epoch == t.epoch)
+  local now = t.now
+  c.me = seat(c.gw)
+  if not c.me then
+    c.me, c.rejoin, t.seats = {demand = 0, demand_at = now, mail_seq = 0, letters = 0}, 1, t.seats + 1
+    seats[c.gw] = c.me
+  end
+  c.me.seen, seats_dirty[c.gw] = now, true
+  if c.me.letters > 0 and c.ack > 0 then
+    if c.ack >= c.me.mail_seq then
+      mail[c.gw], c.me.letters = {''}, 0
+      mail[c.gw].dirty = true
+    else
+      local left = {}
+      each_letter(c.gw, function(seq, _, letter) if seq > c.ack then left[#left + 1] = letter end end)
+      if #left < c.me.letters then
+        mail[c.gw], c.me.letters = left, #left
+        mail[c.gw].dirty = true
+      end
     end
   end
-end
 
-local spoken = R.shape
-local speaks                                  -- the caller's dimensions, where they are others than ours
-if differs then
-  local theirs = rules(ARGV[2])
-  if theirs.shape ~= R.shape then
-    spoken, speaks = theirs.shape, meters(theirs)
-    keep_shape(theirs)
+  c.spoken = R.shape
+  if c.differs then
+    local theirs = rules(c.rules)
+    if theirs.shape ~= R.shape then
+      c.spoken, c.speaks = theirs.shape, meters(theirs)
+      keep_shape(theirs)
+    end
   end
 end
 local function amounts(p)
-  local v = {unp('<' .. vec(snd), B, p)}
-  p = v[snd + 1]
-  v[snd + 1] = nil
-  return speaks and translate(v, speaks, meters(R)) or v, p
+  local v = {unp(doubles(c.snd), B, p)}
+  p = v[c.snd + 1]
+  v[c.snd + 1] = nil
+  return c.speaks and translate(v, c.speaks, meters(R)) or v, p
 end
-
-local events = {}
-local function tell(event) events[#events + 1] = event end
-for _ = 1, n_sig do
-  local foreign
-  foreign, pos = amounts(pos)
-  for i = 1, nd do
-    if foreign[i] > t[FO + i] and cal[i] == 0 then t[FO + i], t[FAT + i] = foreign[i], now end
-  end
-end
-
-for _ = 1, n_set do
-  local rid, outcome, after, n
-  rid, outcome, after, n, pos = unp('<I2c0BdB', B, pos)
-  local actual
-  if n > 0 then
-    actual = {unp('<' .. vec(n), B, pos)}
-    pos = actual[n + 1]
-    actual[n + 1] = nil
-  end
-  local g = grant(rid)
-  if g then
-    drop_grant(rid)
-    local refused = outcome == 1 or outcome == 2
-    if actual and g.shape ~= R.shape then
-      local from = shape_of(g.shape)
-      actual = #from == n and translate(actual, from, shape_of(R.shape), g.cost) or nil
-    elseif actual and n ~= nd then
-      actual = nil
+local function tell(event) c.events[#c.events + 1] = event end
+local function signal_all()
+  local now = t.now
+  for _ = 1, c.n_sig do
+    local foreign
+    foreign, c.pos = amounts(c.pos)
+    for i = 1, nd do
+      if foreign[i] > t[FO + i] and cal[i] == 0 then t[FO + i], t[FAT + i] = foreign[i], now end
     end
-    if not actual then
-      actual = g.cost
+  end
+end
+local function settle_all()
+  local now = t.now
+  for _ = 1, c.n_set do
+    local rid, outcome, after, n
+    rid, outcome, after, n, c.pos = unp('<I2c0BdB', B, c.pos)
+    local actual
+    if n > 0 then
+      actual = {unp(doubles(n), B, c.pos)}
+      c.pos = actual[n + 1]
+      actual[n + 1] = nil
+    end
+    local g = grant(rid)
+    if g then
+      drop_grant(rid)
+      local refused = outcome == 1 or outcome == 2
+      if actual and g.shape ~= R.shape then
+        local from = shape_of(g.shape)
+        actual = #from == n and translate(actual, from, shape_of(R.shape), g.cost) or nil
+      elseif actual and n ~= nd then
+        actual = nil
+      end
+      if not actual then
+        actual = g.cost
+        if refused then
+          actual = {}
+          for i = 1, nd do actual[i] = texts(R)[1 + 2 * i] == 'requests' and g.cost[i] or 0 end
+        end
+      end
+      local same = true
+      for i = 1, nd do same = same and actual[i] == g.cost[i] end
+      if not same then recharge(g, actual) end
       if refused then
-        actual = {}
-        for i = 1, nd do actual[i] = texts(R)[1 + 2 * i] == 'requests' and g.cost[i] or 0 end
+        t.blocked = max(t.blocked, now + min(max(0, after), 300 * MICRO))
+        t.ease, t.eased = t.blocked, 0
+        if outcome == 1 and now - t.cut_at >= MICRO then
+          t.factor = max(500000, floor(t.factor * 980000 / 1000000))
+          t.cut_at, t.factor_at = now, now
+        end
+      elseif R.conc > 0 then
+        local held = now - g.at
+        t.hold = t.hold + (t.hold ~= 0 and floor((held - t.hold) / 16) or held)
       end
-    end
-    local same = true
-    for i = 1, nd do same = same and actual[i] == g.cost[i] end
-    if not same then recharge(g, actual) end
-    if refused then
-      t.blocked = max(t.blocked, now + min(max(0, after), 300 * MICRO))
-      t.ease, t.eased = t.blocked, 0
-      if outcome == 1 and now - t.cut_at >= MICRO then
-        t.factor = max(500000, floor(t.factor * 980000 / 1000000))
-        t.cut_at, t.factor_at = now, now
-      end
-    elseif R.conc > 0 then
-      local held = now - g.at
-      t.hold = t.hold + (t.hold ~= 0 and floor((held - t.hold) / 16) or held)
     end
   end
-end
-for _ = 1, n_can do
-  local rid
-  rid, pos = unp('<I2c0', B, pos)
-  cancel(rid)
 end
 local function step_aside(w, eta)
   if w.place then
@@ -1224,110 +1260,119 @@ local function late(w)
   step_aside(w, eta)
   return late_event(w.rid, eta, w.tag, because)
 end
-for _ = 1, n_late do
-  local rid
-  rid, pos = unp('<I2c0', B, pos)
-  local w = waiter(rid)
-  if w then tell(late(w)) end
+local function withdraw_all()
+  for _ = 1, c.n_can do
+    local rid
+    rid, c.pos = unp('<I2c0', B, c.pos)
+    cancel(rid)
+  end
+  for _ = 1, c.n_late do
+    local rid
+    rid, c.pos = unp('<I2c0', B, c.pos)
+    local w = waiter(rid)
+    if w then tell(late(w)) end
+  end
 end
 local function granted(rid, lane, tenant, weight, cost, span, tag, shape)
   charge(cost, R.mode == 1)
-  hold_grant(rid, {end_ = now + R.lease, at = now, lane = lane, weight = weight, span = span, tag = tag, shape = shape,
+  hold_grant(rid, {end_ = t.now + R.lease, at = t.now, lane = lane, weight = weight, span = span, tag = tag, shape = shape,
                    epoch = t.epoch, tenant = tenant, cost = cost})
 end
-for _ = 1, n_ado do
-  local rid, has, charged, lane, weight, tenant, cost
-  rid, has, charged, lane, weight, tenant, pos = unp('<I2c0BBBBI2c0', B, pos)
-  if has == 1 then cost, pos = amounts(pos) end
-  local g = grant(rid)
-  if g then
-    g.end_, t.lseq = now + R.lease, t.lseq + 1
-    g.order, grants_put[rid] = t.lseq, true
-  elseif cost then
-    local w = waiter(rid)
-    if w then give_back(w) end
-    if charged == 1 then charge(cost, false) end
-    local span = span_of(cost)
-    rebook(lane, tenant, step(span, weight))
-    hold_grant(rid, {end_ = now + R.lease, at = now, lane = lane, weight = weight, span = span, tag = t[V + lane], shape = spoken,
-                     epoch = charged == 1 and t.epoch or 0, tenant = tenant, cost = cost})
+local function adopt_all()
+  local now = t.now
+  for _ = 1, c.n_ado do
+    local rid, has, charged, lane, weight, tenant, cost
+    rid, has, charged, lane, weight, tenant, c.pos = unp('<I2c0BBBBI2c0', B, c.pos)
+    if has == 1 then cost, c.pos = amounts(c.pos) end
+    local g = grant(rid)
+    if g then
+      g.end_, t.lseq = now + R.lease, t.lseq + 1
+      g.order, grants_put[rid] = t.lseq, true
+    elseif cost then
+      local w = waiter(rid)
+      if w then give_back(w) end
+      if charged == 1 then charge(cost, false) end
+      local span = span_of(cost)
+      rebook(lane, tenant, step(span, weight))
+      hold_grant(rid, {end_ = now + R.lease, at = now, lane = lane, weight = weight, span = span, tag = t[V + lane], shape = c.spoken,
+                       epoch = charged == 1 and t.epoch or 0, tenant = tenant, cost = cost})
+    end
   end
 end
 
 -- --- acquire
 
-local asked = 0
-do
-  local function place(a, lane)                 -- tag, sequence number, whether its span is counted already
-    local kept = a.place and places.take(a.place, lane)
-    if kept then
-      if kept.lane == lane then return kept.tag, kept.seq, true end
-      rebook(kept.lane, kept.tenant, -kept.step)
-    elseif a.tag and lane == a.lane and not a.ticket then
-      return a.tag, number(true), false
-    end
-    local tag = start_tag(lane, a.tenant)
-    return tag, number(false), false
+local function place(a, lane)                 -- tag, sequence number, whether its span is counted already
+  local kept = a.place and places.take(a.place, lane)
+  if kept then
+    if kept.lane == lane then return kept.tag, kept.seq, true end
+    rebook(kept.lane, kept.tenant, -kept.step)
+  elseif a.tag and lane == a.lane and not a.ticket then
+    return a.tag, number(true), false
   end
-  local function enter(a, left)
-    local lane, cost, span = a.lane, a.cost, span_of(a.cost)
-    if lane == 0 and not zero_carries(span) then lane = 1 end
-    local tag, seq, kept = place(a, lane)
-    local wait = 0
-    if left > 0 and ahead(lane) == 0 then
-      wait = wait_of(lane, cost)
-      if wait == 0 then
-        if not kept then rebook(lane, a.tenant, step(span, a.weight)) end
-        t[V + lane] = max(t[V + lane], tag)
-        granted(a.rid, lane, a.tenant, a.weight, cost, span, tag, spoken)
-        return go_event(a.rid, tag, 0), true
-      end
+  local tag = start_tag(lane, a.tenant)
+  return tag, number(false), false
+end
+local function enter(a, left)
+  local lane, cost, span = a.lane, a.cost, span_of(a.cost)
+  if lane == 0 and not zero_carries(span) then lane = 1 end
+  local tag, seq, kept = place(a, lane)
+  local wait = 0
+  if left > 0 and ahead(lane) == 0 then
+    wait = wait_of(lane, cost)
+    if wait == 0 then
+      if not kept then rebook(lane, a.tenant, step(span, a.weight)) end
+      t[V + lane] = max(t[V + lane], tag)
+      granted(a.rid, lane, a.tenant, a.weight, cost, span, tag, c.spoken)
+      return go_event(a.rid, tag, 0), true
     end
-    local w = {rid = a.rid, tag = tag, seq = seq, lane = lane, weight = a.weight, span = span, deadline = now + a.deadline_in,
-               deadline_in = a.deadline_in, shape = spoken, tenant = a.tenant, gateway = gw, place = a.place, cost = cost}
-    local eta = max(eta_of(w), hard_wait(cost))
-    if a.deadline_in <= 0 or not (t.fly > 0 or growing()) then eta = max(eta, wait) end
-    local full = t.waiting >= R.maxw
-    local refused = full or eta > a.deadline_in
-    local because
-    if refused then
-      if lane == 0 then zero_refunds(span) end
-      because = full and because_of(-1) or held_by(lane, cost)
-    end
-    if not kept and (not refused or a.place) then rebook(lane, a.tenant, step(span, a.weight)) end
-    if refused then
-      places.keep(w, eta)
-      return shed_event(a.rid, eta, tag, full and 1 or 0, because)
-    end
-    join(w)
   end
-  local function acquire(a, left)
-    local cost = a.cost
-    if R.mode == 2 then return go_event(a.rid, 0, 0), true end
-    if R.mode == 1 then
-      if never(a.lane, cost) or wait_of(a.lane, cost) > 0 then t.shadow = t.shadow + 1 end
-      granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, spoken)
-      return go_event(a.rid, 0, 0), true
-    end
-    local i, most = never(a.lane, cost)
-    if i then return never_event(a.rid, i, cost[i], most) end
-    if R.queue == 1 then return enter(a, left) end
-    local wait = wait_of(a.lane, cost)
-    if wait > 0 then return shed_event(a.rid, wait, 0, 0, because_of(reason)) end
-    granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, spoken)
+  local w = {rid = a.rid, tag = tag, seq = seq, lane = lane, weight = a.weight, span = span, deadline = t.now + a.deadline_in,
+             deadline_in = a.deadline_in, shape = c.spoken, tenant = a.tenant, gateway = c.gw, place = a.place, cost = cost}
+  local eta = max(eta_of(w), hard_wait(cost))
+  if a.deadline_in <= 0 or not (t.fly > 0 or growing()) then eta = max(eta, wait) end
+  local full = t.waiting >= R.maxw
+  local refused = full or eta > a.deadline_in
+  local because
+  if refused then
+    if lane == 0 then zero_refunds(span) end
+    because = full and because_of(-1) or held_by(lane, cost)
+  end
+  if not kept and (not refused or a.place) then rebook(lane, a.tenant, step(span, a.weight)) end
+  if refused then
+    places.keep(w, eta)
+    return shed_event(a.rid, eta, tag, full and 1 or 0, because)
+  end
+  join(w)
+end
+local function acquire(a, left)
+  local cost = a.cost
+  if R.mode == 2 then return go_event(a.rid, 0, 0), true end
+  if R.mode == 1 then
+    if never(a.lane, cost) or wait_of(a.lane, cost) > 0 then t.shadow = t.shadow + 1 end
+    granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, c.spoken)
     return go_event(a.rid, 0, 0), true
   end
+  local i, most = never(a.lane, cost)
+  if i then return never_event(a.rid, i, cost[i], most) end
+  if R.queue == 1 then return enter(a, left) end
+  local wait = wait_of(a.lane, cost)
+  if wait > 0 then return shed_event(a.rid, wait, 0, 0, because_of(reason)) end
+  granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, c.spoken)
+  return go_event(a.rid, 0, 0), true
+end
+local function acquire_all()
   local by_lane, left = {{}, {}, {}, {}}, R.kmax
-  for _ = 1, n_acq do
+  for _ = 1, c.n_acq do
     local a, flags = {}, nil
-    a.rid, a.lane, a.weight, a.deadline_in, flags, a.tag, a.tenant, a.place, pos = unp('<I2c0BBdBdI2c0I2c0', B, pos)
-    a.cost, pos = amounts(pos)
+    a.rid, a.lane, a.weight, a.deadline_in, flags, a.tag, a.tenant, a.place, c.pos = unp('<I2c0BBdBdI2c0I2c0', B, c.pos)
+    a.cost, c.pos = amounts(c.pos)
     if flags % 2 == 0 then a.tag = nil end
     if floor(flags / 2) % 2 == 0 then a.place = nil end
     a.ticket = flags >= 4
     local list = by_lane[a.lane + 1]
     list[#list + 1] = a
-    if t.seats > 1 then asked = asked + span_of(a.cost) end
+    if t.seats > 1 then c.asked = c.asked + span_of(a.cost) end
   end
   for lane = 0, 3 do
     for _, a in ipairs(by_lane[lane + 1]) do
@@ -1336,8 +1381,8 @@ do
       if g then
         tell(go_event(a.rid, g.tag, 0))
       elseif w then
-        if w.gateway ~= gw then
-          w.gateway = gw
+        if w.gateway ~= c.gw then
+          w.gateway = c.gw
           store_waiter(w)
         end
       else
@@ -1351,109 +1396,140 @@ end
 
 -- --- pump
 
-local wake, owner, blocked_by = 0, '', ''
-do
-  local function served(h)
-    local wait = R.mode == 0 and wait_of(h.lane, h.cost) or 0
-    if wait == 0 then
-      leave(h)
-      t[V + h.lane] = max(t[V + h.lane], h.tag)
-      local waited = now - (h.deadline - h.deadline_in)
-      granted(h.rid, h.lane, h.tenant, h.weight, h.cost, h.span, h.tag, h.shape)
-      send(h.gateway, go_event(h.rid, h.tag, waited))
-      return true
-    end
-    local because, hard = because_of(reason), hard_wait(h.cost)
-    if now + hard > h.deadline then
-      step_aside(h, hard)
-      send(h.gateway, shed_event(h.rid, hard, h.tag, 0, because))
-      return true
-    end
-    blocked_by = because
-    wake = now + (growing() and min(wait, MICRO) or wait)
-    owner = h.gateway
-    return false
+local function served(h)
+  local wait = R.mode == 0 and wait_of(h.lane, h.cost) or 0
+  if wait == 0 then
+    leave(h)
+    t[V + h.lane] = max(t[V + h.lane], h.tag)
+    local waited = t.now - (h.deadline - h.deadline_in)
+    granted(h.rid, h.lane, h.tenant, h.weight, h.cost, h.span, h.tag, h.shape)
+    send(h.gateway, go_event(h.rid, h.tag, waited))
+    return true
   end
-  local function pump()
-    local left = R.kmax
-    for lane = 0, 3 do
-      local h = head(lane)
-      while h do
-        if h.deadline < now then
-          send(h.gateway, late(h))
-        elseif h.gateway ~= gw and silent(h.gateway) then
-          give_back(h)
-        elseif left == 0 then
-          wake, owner = now + 1, gw
-          return
-        elseif served(h) then
-          left = left - 1
-        else
-          if h.gateway ~= gw then wake = wake + BACKUP end
-          return
-        end
-        h = head(lane)
+  local because, hard = because_of(reason), hard_wait(h.cost)
+  if t.now + hard > h.deadline then
+    step_aside(h, hard)
+    send(h.gateway, shed_event(h.rid, hard, h.tag, 0, because))
+    return true
+  end
+  c.blocked_by = because
+  c.wake = t.now + (growing() and min(wait, MICRO) or wait)
+  c.owner = h.gateway
+  return false
+end
+local function pump()
+  local left = R.kmax
+  for lane = 0, 3 do
+    local h = head(lane)
+    while h do
+      if h.deadline < t.now then
+        send(h.gateway, late(h))
+      elseif h.gateway ~= c.gw and silent(h.gateway) then
+        give_back(h)
+      elseif left == 0 then
+        c.wake, c.owner = t.now + 1, c.gw
+        return
+      elseif served(h) then
+        left = left - 1
+      else
+        if h.gateway ~= c.gw then c.wake = c.wake + BACKUP end
+        return
       end
+      h = head(lane)
     end
   end
-  if t.waiting > 0 then pump() end
 end
 
 -- --- reply and state out
 
-local share = 1000000
-if t.seats > 1 then
-  local MOST = 2 ^ 42
-  me.demand = min(faded(me.demand, me.demand_at, now) + asked, MOST)
-  t.demand = min(faded(t.demand, t.demand_at, now) + asked, MOST)
-  me.demand_at, t.demand_at = now, now
-  local part, whole = min(me.demand, t.demand), t.demand
-  if whole == 0 then
-    share = 0
-  else                                        -- part * 10^6 // whole without leaving 2^53
-    local high = floor(part * 1000 / whole)
-    share = high * 1000 + floor((part * 1000 - high * whole) * 1000 / whole)
-  end
-end
-t.version = t.version + 1
-
-local letters_now = me.letters > 0 and concat(letters(gw)) or ''
-for name in pairs(seats_dirty) do
-  local s = seats[name]
-  call('HSET', base .. ':gw', name, pk('<ddddd', s.seen, s.demand, s.demand_at, s.mail_seq, s.letters))
-end
-for name, box in pairs(mail) do
-  if box.dirty then
-    local all = concat(box)
-    if all == '' then
-      call('HDEL', base .. ':mb', name)
-    else
-      call('HSET', base .. ':mb', name, all)
-      touch(':mb')
+local function answer()
+  local now = t.now
+  local share = 1000000
+  if t.seats > 1 then
+    local MOST = 2 ^ 42
+    c.me.demand = min(faded(c.me.demand, c.me.demand_at, now) + c.asked, MOST)
+    t.demand = min(faded(t.demand, t.demand_at, now) + c.asked, MOST)
+    c.me.demand_at, t.demand_at = now, now
+    local part, whole = min(c.me.demand, t.demand), t.demand
+    if whole == 0 then
+      share = 0
+    else                                        -- part * 10^6 // whole without leaving 2^53
+      local high = floor(part * 1000 / whole)
+      share = high * 1000 + floor((part * 1000 - high * whole) * 1000 / whole)
     end
   end
-end
-flush_grants()
-flush_finishes()
-for _, g in ipairs(logs) do flush_cells(g) end
-if now >= t.touch then
-  t.touch = now + 60 * MICRO
-  touch(unpack(ALL))
-  for _, g in ipairs(logs) do call('EXPIRE', g.key, lifetime()) end
-end
-call('SET', base .. ':st', pk('<' .. vec(#SCALARS), t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease,
-  t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly, t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero,
-  t.zero_at, t.touch) .. packed(t), 'EX', lifetime())
-for _, name in ipairs(nudged) do call('PUBLISH', ARGV[3] .. name, base) end
+  t.version = t.version + 1
 
-local view = {t.fly, t.factor, t.blocked, t.shadow}
-for lane = 0, 3 do view[5 + lane], view[9 + lane] = t[CN + lane], t[BL + lane] end
-local used = meter_read()
-for i = 1, nd do view[12 + i], view[12 + nd + i], view[12 + 2 * nd + i] = t[LV + i], used[i], t[FO + i] end
-local names = {}
-for k, name in ipairs(nudged) do names[k] = pk('<I2c0', #name, name) end
-local own_events = concat(events)
-local rules_now = differs and (call('GET', base .. ':cf') or '') or ''
-return pk('<BdddddBdBBI2c0I2c0HB', 0, now, t.epoch, t.version, me.mail_seq, wake, rejoin, share, conflict, differs and 1 or 0,
-  #owner, owner, #blocked_by, blocked_by, #nudged, nd) .. concat(names) .. packed(view)
-  .. pk('<I4c0I4c0I4c0', #own_events, own_events, #letters_now, letters_now, #rules_now, rules_now)
+  local letters_now = c.me.letters > 0 and concat(letters(c.gw)) or ''
+  for name in pairs(seats_dirty) do
+    local s = seats[name]
+    call('HSET', base .. ':gw', name, pk('<ddddd', s.seen, s.demand, s.demand_at, s.mail_seq, s.letters))
+  end
+  for name, box in pairs(mail) do
+    if box.dirty then
+      local all = concat(box)
+      if all == '' then
+        call('HDEL', base .. ':mb', name)
+      else
+        call('HSET', base .. ':mb', name, all)
+        touch(':mb')
+      end
+    end
+  end
+  flush_grants()
+  flush_finishes()
+  for _, g in ipairs(logs) do flush_cells(g) end
+  if now >= t.touch then
+    t.touch = now + 60 * MICRO
+    touch(unpack(ALL))
+    for _, g in ipairs(logs) do call('EXPIRE', g.key, lifetime()) end
+  end
+  local raw = pk(doubles(#SCALARS), t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease,
+    t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly, t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero,
+    t.zero_at, t.touch) .. packed(t)
+  call('SET', base .. ':st', raw, 'EX', lifetime())
+  known[base].raw, known[base].state = raw, t
+  for _, name in ipairs(nudged) do call('PUBLISH', c.channel .. name, base) end
+
+  local view = {t.fly, t.factor, t.blocked, t.shadow}
+  for lane = 0, 3 do view[5 + lane], view[9 + lane] = t[CN + lane], t[BL + lane] end
+  local used = meter_read()
+  for i = 1, nd do view[12 + i], view[12 + nd + i], view[12 + 2 * nd + i] = t[LV + i], used[i], t[FO + i] end
+  local names = {}
+  for k, name in ipairs(nudged) do names[k] = pk('<I2c0', #name, name) end
+  local own_events = concat(c.events)
+  local rules_now = c.differs and (call('GET', base .. ':cf') or '') or ''
+  return pk('<BdddddBdBBI2c0I2c0HB', 0, now, t.epoch, t.version, c.me.mail_seq, c.wake, c.rejoin, share, c.conflict, c.differs and 1 or 0,
+    #c.owner, c.owner, #c.blocked_by, c.blocked_by, #nudged, nd) .. concat(names) .. packed(view)
+    .. pk('<I4c0I4c0I4c0', #own_events, own_events, #letters_now, letters_now, #rules_now, rules_now)
+end
+
+local function admit(keys, args)
+  if not call then
+    floor, ceil, max, min, concat, call = math.floor, math.ceil, math.max, math.min, table.concat, redis.call
+    unp, pk, sub, rep = struct.unpack, struct.pack, string.sub, string.rep
+  end
+  base, B, reason = keys[1], args[1], -1
+  c = {rules = args[2], channel = args[3], differs = false, conflict = 0, rejoin = 0, events = {}, asked = 0, wake = 0, owner = '',
+       blocked_by = ''}
+  grants, grants_put, grants_gone, first_hold, shapes, waiters = {}, {}, {}, false, {}, {}
+  finishes, finish_put, opened = {{}, {}, {}, {}}, {{}, {}, {}, {}}, {}
+  seats, seats_dirty, mail, nudged, nudge = {}, {}, {}, {}, {}
+  c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.revision, c.digest, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
+    c.n_acq, c.pos = unp('<ddddBdc16I2c0BHHHHHH', B)
+  if c.server == 0 then
+    local at = call('TIME')
+    c.server = tonumber(at[1]) * MICRO + tonumber(at[2])
+  end
+  local no = open_pool()
+  if no then return no end
+  sit_down()
+  if c.n_sig > 0 then signal_all() end
+  if c.n_set > 0 then settle_all() end
+  if c.n_can + c.n_late > 0 then withdraw_all() end
+  if c.n_ado > 0 then adopt_all() end
+  if c.n_acq > 0 then acquire_all() end
+  if t.waiting > 0 then pump() end
+  return answer()
+end
+redis.register_function(NAME, admit)

@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import random
 import sys
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import redis
 
-from gateway.admission import core as cores
 from gateway.admission.core import Adopt, Ask, Caller, Outcome, PoolCore, PoolSpec, Settle
 from gateway.admission.packing import NEEDS_RULES, OK, Batch, pack_batch, pack_rules, unpack_answer
 from gateway.admission.profiles import Profile, Reserve, Shape, pool_spec
+from gateway.admission.script import library
 from gateway.units import Mode
 from tests.integration.fleet.servers import binaries, running
 
 SECOND = 1_000_000
 START = 1_790_000_000 * SECOND
-SCRIPT = Path(cores.__file__).with_name("admit.lua").read_bytes()
-SHA = hashlib.sha1(SCRIPT).hexdigest()
+NAME, SOURCE = library()
 
 
 def some_spec(rng: random.Random, revision: int) -> PoolSpec:
@@ -292,12 +289,14 @@ class Twins:
 
 
 def run(client, base: str, raw: bytes, rules: bytes) -> bytes:
-    """One call of the script, loaded if need be."""
+    """One call of the function, loaded if need be."""
     try:
-        return client.evalsha(SHA, 1, base, raw, rules, b"n:")
-    except redis.exceptions.NoScriptError:
-        client.script_load(SCRIPT)
-        return client.evalsha(SHA, 1, base, raw, rules, b"n:")
+        return client.fcall(NAME, 1, base, raw, rules, b"n:")
+    except redis.exceptions.ResponseError as error:
+        if "Function not found" not in str(error):
+            raise
+        client.function_load(SOURCE)
+        return client.fcall(NAME, 1, base, raw, rules, b"n:")
 
 
 def compare_histories(clients, *, seed: int, steps: int, length: int = 250) -> int:
