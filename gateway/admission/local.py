@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.admission import forecast
 from gateway.admission.core import Admit, Adopt, Caller, PoolCore, Settle, Shed
@@ -53,13 +53,29 @@ RESTART: Micros = 2 * MICRO
 """What waiters are told when the process stops: come back when another one listens."""
 
 
+class WaitOwner(Protocol):
+    """The store that a wait belongs to; `pool` is its own affair."""
+
+    def withdraw(self, pool: Any, wait: Wait) -> None:  # noqa: ANN401 - the owner's own type
+        """The wait was cancelled: its ask leaves the pool, or its grant is given back."""
+        ...
+
+    def overdue(self, pool: Any, rid: str) -> None:  # noqa: ANN401 - the owner's own type
+        """The deadline passed in line."""
+        ...
+
+
 class Wait(asyncio.Future["Verdict"]):
     """A verdict to come. Cancel it to withdraw, before and after it has come; see the module."""
 
     __slots__ = ("_pool", "_store", "_taken", "_withdrawn", "ask", "timer")
 
     def __init__(
-        self, store: LocalStore, pool: _Pool, ask: Ask, loop: asyncio.AbstractEventLoop
+        self,
+        store: WaitOwner,
+        pool: Any,  # noqa: ANN401 - the owner's own type
+        ask: Ask,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop=loop)
         self.ask = ask

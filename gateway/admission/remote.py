@@ -59,6 +59,10 @@ TOO_SLOW: Micros = 100_000
 JUDGED = 20
 """Half of so many batches slower than that: the store is as good as away."""
 
+HEARTBEATS = 3
+"""With waiters, so many ticks while the pool would take us for dead. Two would not do: a pool that
+nobody ticked for half of that time thinks that it stood still, and then takes nobody for dead."""
+
 FAILURES = 2
 PROBE: Micros = 250_000
 """While the store is away it is asked so often; after `JUDGED` good answers it is back."""
@@ -292,6 +296,10 @@ class RemotePool:
         ready, self._ready = self._ready, []
         return ready
 
+    def server_now(self, now: Micros) -> Micros:
+        """The pool's clock at that instant of ours."""
+        return now + self._offset
+
     @property
     def quiet(self) -> bool:
         """Nothing is wanted, held or owed: the pool may be forgotten."""
@@ -337,7 +345,7 @@ class RemotePool:
             return now
         found = [at for at in (self._linger,) if at]
         if self.waits:
-            found.append(self._sent_at + self.spec.dead // 2)
+            found.append(self._sent_at + self.spec.dead // HEARTBEATS)
             if self._wake:
                 found.append(self._wake)
             if self._overdue:

@@ -24,7 +24,7 @@ VALUES = {
 }  # fmt: skip
 
 
-ACTING = {"local.py", "fleet.py", "store.py", "places.py"}
+ACTING = {"local.py", "fleet.py", "shared.py", "script.py", "store.py", "places.py"}
 """Files of admission that hold a clock, a loop, or a signature."""
 
 

@@ -82,3 +82,29 @@ def _await_ready(server: Server) -> None:
             if time.monotonic() > deadline or server.process.poll() is not None:
                 raise
             time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def sentinel(primary: int):
+    """A sentinel that calls the server on that port `tide`, and needs nobody's consent."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-sentinel-"))
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor tide 127.0.0.1 {primary} 1\n"
+        "sentinel down-after-milliseconds tide 500\n"
+        "sentinel failover-timeout tide 3000\n"
+    )
+    port = free_port()
+    process = subprocess.Popen(
+        [str(binaries()["redis"]), str(config), "--sentinel", "--port", str(port),
+         "--bind", "127.0.0.1", "--dir", str(folder)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    server = Server("sentinel", port, process, folder)
+    try:
+        _await_ready(server)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)

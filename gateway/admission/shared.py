@@ -1,0 +1,508 @@
+"""SharedStore: `PoolStore` over pools that many processes share (`admission.md` §5).
+
+`remote.py` decides, this file moves: a task per pool while a batch is under way, one alarm per pool
+while something is due, futures for who waits. An idle store has neither tasks nor timers; what
+arrives in one turn of the loop leaves in one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.admission.core import Admit, Shed
+from gateway.admission.local import LOOKED_AT, MAX_POOLS, RESTART, Wait
+from gateway.admission.packing import (
+    NEEDS_RULES,
+    NEWER_LAYOUT,
+    pack_batch,
+    pack_rules,
+    unpack_answer,
+)
+from gateway.admission.remote import TIMEOUT, FailMode, RemotePool
+from gateway.admission.store import DimensionView, LaneView, PoolView
+from gateway.clock import Expiry
+from gateway.units import MINUTE, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gateway.admission.core import Ask, Dimension, Outcome, PoolSpec, Verdict
+    from gateway.admission.packing import Answer, Batch
+    from gateway.clock import Clock, Timer
+    from gateway.units import Micros
+
+logger = logging.getLogger("tidegate.admission")
+
+LISTEN_AGAIN_S = 0.5
+"""After the connection for nudges broke; meanwhile the pool's backup wake finds the mail."""
+
+LAST_WORDS: Micros = 1_000_000
+"""At the end of the process, settlements have so long to reach the store; leases heal the rest."""
+
+
+class Link(Protocol):
+    """What the store needs of the network; `fleet.RedisLink` is the one that ships."""
+
+    async def call(self, base: str, batch: bytes, rules: bytes, channel: str) -> bytes:
+        """One run of the pool's function."""
+        ...
+
+    async def listen(
+        self,
+        channels: tuple[str, ...],
+        heard: Callable[[str, bytes], None],
+        ready: Callable[[], None],
+    ) -> None:
+        """Everything published there is heard."""
+        ...
+
+    async def close(self) -> None:
+        """Nothing is left open."""
+        ...
+
+
+class _Pool:
+    """One shared pool: its client, who waits, what is under way."""
+
+    __slots__ = (
+        "base",
+        "busy",
+        "remote",
+        "rules",
+        "send_rules",
+        "spec",
+        "timer",
+        "waits",
+        "warned",
+    )
+
+    def __init__(self, remote: RemotePool, base: str, revision: int) -> None:
+        self.remote = remote
+        self.base = base
+        self.spec = remote.spec
+        self.rules = pack_rules(remote.spec, revision)
+        self.send_rules = True
+        self.waits: dict[str, Wait] = {}
+        self.timer: Timer | None = None
+        self.busy = False
+        self.warned = ""
+
+
+class SharedStore:
+    """`PoolStore` over a link. Used from one thread, the loop's.
+
+    Attributes:
+        gateway: This process's name at the pools, new at every start.
+    """
+
+    def __init__(  # noqa: PLR0913 - what the process owns, each once
+        self,
+        link: Link,
+        clock: Clock,
+        *,
+        gateway: str,
+        faults: tuple[type[Exception], ...],
+        prefix: str = "tidegate:",
+        mode: FailMode = FailMode.LOCAL,
+        cold: bool = True,
+        stamp: Callable[[int], int] = int,
+        on_mode: Callable[[str], None] | None = None,
+        max_pools: int = MAX_POOLS,
+    ) -> None:
+        """A store that sends nothing until `run`.
+
+        Args:
+            link: To the shared store.
+            clock: Of this process.
+            gateway: See above.
+            faults: What the link raises when the store does not answer.
+            prefix: Of every key and channel.
+            mode: What holds while the store is away.
+            cold: See `RemotePool`.
+            stamp: The fleet-wide revision of one of ours: the later policy has the higher.
+            on_mode: Told "shared", or the fail mode, whenever it changes.
+            max_pools: Pools alive at most.
+        """
+        self.gateway = gateway
+        self._link = link
+        self._clock = clock
+        self._faults: tuple[type[Exception], ...] = (*faults, ValueError)
+        self._prefix = prefix
+        self._mode = mode
+        self._cold = cold
+        self._stamp = stamp
+        self._on_mode = on_mode
+        self._max_pools = max_pools
+        self._pools: OrderedDict[str, _Pool] = OrderedDict()
+        self._by_base: dict[str, _Pool] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._closed = False
+        self._away = 0
+        self._forgotten_calls = 0
+
+    # --- the protocol
+
+    def acquire(self, spec: PoolSpec, ask: Ask) -> Verdict | asyncio.Future[Verdict]:
+        """A future of the verdict, as a rule; see `PoolStore`."""
+        if self._closed:
+            return Shed(rid=ask.rid, eta=RESTART, tag=0, because=spec.because)
+        if spec.mode is Mode.OFF:
+            return Admit(ask.rid, (0,) * len(spec.dimensions), 0)
+        if len(ask.cost) != len(spec.dimensions) or (ask.cost and min(ask.cost) < 0):
+            raise ValueError(f"pool {spec.name!r} needs {len(spec.dimensions)} amounts >= 0")
+        pool = self._pools.get(spec.name) or self._open(spec)
+        if pool is None:
+            return Shed(rid=ask.rid, eta=MINUTE, tag=0, because=spec.because, full=True)
+        if spec is not pool.spec:
+            self._follow(pool, spec)
+        wait = pool.waits.get(ask.rid)
+        if wait is not None:
+            return wait
+        verdict = pool.remote.acquire(self._clock.now(), ask, spec.dimensions)
+        if verdict is None:
+            wait = pool.waits[ask.rid] = Wait(self, pool, ask, asyncio.get_running_loop())
+            wait.timer = self._clock.after(ask.deadline_in, wait.overdue)
+            self._stir(pool)
+            return wait
+        self._stir(pool)
+        return verdict
+
+    def settle(
+        self,
+        pool: str,
+        rid: str,
+        *,
+        outcome: Outcome,
+        actual: tuple[int, ...] | None,
+        retry_after: Micros = 0,
+    ) -> None:
+        """The attempt is over; unknown or repeated ids change nothing."""
+        held = self._pools.get(pool)
+        if held is not None:
+            held.remote.settle(self._clock.now(), rid, outcome, actual, retry_after)
+            self._stir(held)
+
+    def cancel(self, pool: str, rid: str) -> None:
+        """The ask is withdrawn; if granted and never sent, everything is given back."""
+        held = self._pools.get(pool)
+        if held is None:
+            return
+        wait = held.waits.get(rid)
+        if wait is not None:
+            wait.cancel()
+            return
+        held.remote.cancel(self._clock.now(), rid)
+        self._stir(held)
+
+    def renew(self, pool: str, rid: str) -> None:
+        """The lease of a grant in flight starts anew."""
+        held = self._pools.get(pool)
+        if held is not None:
+            held.remote.renew(self._clock.now(), rid)
+            self._stir(held)
+
+    def signal(self, pool: str, foreign: tuple[int, ...]) -> None:
+        """Others use at least this much."""
+        held = self._pools.get(pool)
+        if held is not None:
+            held.remote.signal(self._clock.now(), foreign)
+            self._stir(held)
+
+    def follow(self, spec: PoolSpec) -> None:
+        """A newer policy's rules hold for a pool that is alive."""
+        pool = self._pools.get(spec.name)
+        if pool is not None:
+            self._follow(pool, spec)
+            self._stir(pool)
+
+    def view(self, pool: str) -> PoolView | None:
+        """The pool as its last answer told it: what was used counts until its window has passed."""
+        held = self._pools.get(pool)
+        if held is None or held.remote.standing is None:
+            return None
+        return _view(held, self._clock.now())
+
+    def standing(self, pool: str) -> Sequence[tuple[Dimension, int]]:
+        """Each dimension of a pool with what of it is used; see `view`."""
+        view = self.view(pool)
+        if view is None:
+            return ()
+        dims = self._pools[pool].spec.dimensions
+        return list(zip(dims, (one.used for one in view.dimensions), strict=True))
+
+    def pools(self) -> tuple[str, ...]:
+        """Names of all pools alive here."""
+        return tuple(self._pools)
+
+    def waiting(self) -> int:
+        """Calls of this process that wait in all pools."""
+        return sum(len(pool.waits) for pool in self._pools.values())
+
+    def calls(self) -> int:
+        """Batches sent so far."""
+        return self._forgotten_calls + sum(pool.remote.calls for pool in self._pools.values())
+
+    @property
+    def away(self) -> bool:
+        """Some pool is without its store, and the fail mode holds there."""
+        return self._away > 0
+
+    # --- life
+
+    async def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Send and hear, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                for pool in self._pools.values():
+                    self._stir(pool)
+                while True:
+                    try:
+                        await self._link.listen(
+                            (f"{self._prefix}nudge:{self.gateway}",), self._heard,
+                            on_ready or (lambda: None),
+                        )  # fmt: skip
+                    except self._faults as error:
+                        logger.warning("nudges_lost", extra={"error": type(error).__name__})
+                    await self._clock.sleep(LISTEN_AGAIN_S)
+            finally:
+                self._tasks = None
+
+    async def close(self) -> None:
+        """Waiters get a soft `Shed`; settlements have a moment to reach the store."""
+        self._closed = True
+        now = self._clock.now()
+        for pool in self._pools.values():
+            if pool.timer is not None:
+                pool.timer.cancel()
+            pool.remote.close(now, RESTART)
+            self._tell(pool)
+        try:
+            with Expiry(self._clock, LAST_WORDS):
+                await asyncio.gather(*(self._last(pool) for pool in self._pools.values()))
+        except TimeoutError:
+            logger.warning("settlements_left", extra={"pools": len(self._pools)})
+        await self._link.close()
+
+    async def _last(self, pool: _Pool) -> None:
+        batch = None if pool.busy else pool.remote.next(self._clock.now())
+        if batch is not None:
+            await self._once(pool, batch)
+
+    # --- pools
+
+    def _open(self, spec: PoolSpec) -> _Pool | None:
+        for _ in range(LOOKED_AT):
+            self._forget_first()
+        if len(self._pools) >= self._max_pools:
+            return None
+        remote = RemotePool(spec, self.gateway, mode=self._mode, cold=self._cold)
+        pool = _Pool(remote, self._base(spec.name), self._stamp(spec.revision))
+        self._pools[spec.name] = pool
+        self._by_base[pool.base] = pool
+        return pool
+
+    def _base(self, name: str) -> str:
+        """Base of the pool's keys: one hash tag, so one slot of a cluster."""
+        safe = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+        return f"{self._prefix}adm:{{{safe}}}"
+
+    def _forget_first(self) -> None:
+        """The first pool is forgotten if it is quiet, else looked at again after all others."""
+        name = next(iter(self._pools), None)
+        if name is None:
+            return
+        pool = self._pools[name]
+        old = self._clock.now() - pool.remote.told > MINUTE
+        if old and not pool.busy and not pool.waits and pool.remote.quiet:
+            self._forgotten_calls += pool.remote.calls
+            del self._pools[name]
+            del self._by_base[pool.base]
+            return
+        self._pools.move_to_end(name)
+
+    def _follow(self, pool: _Pool, spec: PoolSpec) -> None:
+        """The newer rules are sent with the next batch; an older caller's are left alone."""
+        if spec.revision < pool.spec.revision:
+            return
+        same = spec == pool.spec
+        pool.spec = spec
+        pool.remote.follow(spec)
+        if not same:
+            pool.rules = pack_rules(spec, self._stamp(spec.revision))
+            pool.send_rules = True
+
+    # --- moving
+
+    def _heard(self, _channel: str, news: bytes) -> None:
+        """Somebody's tick left mail for us."""
+        pool = self._by_base.get(news.decode("utf-8", "replace"))
+        if pool is not None:
+            pool.remote.nudge()
+            self._stir(pool)
+
+    def _stir(self, pool: _Pool) -> None:
+        """Something happened: a batch leaves if one is due, else an alarm stands for the next."""
+        if pool.busy or self._tasks is None or self._closed:
+            return
+        now = self._clock.now()
+        due = pool.remote.alarm(now)
+        if due is not None and due <= now:
+            pool.busy = True
+            self._tasks.create_task(self._exchange(pool))
+        else:
+            self._arm(pool, due)
+
+    def _arm(self, pool: _Pool, due: Micros | None) -> None:
+        timer = pool.timer
+        if timer is not None and timer.live:
+            if timer.at == due:
+                return
+            timer.cancel()
+        pool.timer = None if due is None else self._clock.alarm(due, lambda: self._ring(pool))
+
+    def _ring(self, pool: _Pool) -> None:
+        pool.timer = None
+        self._stir(pool)
+
+    async def _exchange(self, pool: _Pool) -> None:
+        """Batches go and answers come until nothing is due."""
+        try:
+            while (batch := pool.remote.next(self._clock.now())) is not None:
+                self._tell(pool)
+                await self._once(pool, batch)
+        finally:
+            pool.busy = False
+        self._tell(pool)
+        self._stir_later(pool)
+
+    def _stir_later(self, pool: _Pool) -> None:
+        """After an exchange that found nothing due: only the alarm is left to set."""
+        if self._tasks is not None and not self._closed:
+            now = self._clock.now()
+            due = pool.remote.alarm(now)
+            self._arm(pool, None if due is None else max(due, now + 1))
+
+    async def _once(self, pool: _Pool, batch: Batch) -> None:
+        """One batch: answered, or failed and to be sent again."""
+        was_away = pool.remote.away
+        try:
+            with Expiry(self._clock, TIMEOUT):
+                answer = await self._ask(pool, batch)
+        except self._faults as error:
+            self._warn(pool, f"{type(error).__name__}: {error}")
+            pool.remote.failed(self._clock.now())
+        else:
+            pool.remote.answered(self._clock.now(), answer)
+            if not pool.remote.away:
+                pool.warned = ""
+        self._count_away(was_away, pool.remote.away)
+        self._tell(pool)
+
+    async def _ask(self, pool: _Pool, batch: Batch) -> Answer:
+        rules, channel = pool.rules, f"{self._prefix}nudge:"
+        raw = pack_batch(batch, rules)
+        body = rules.body if pool.send_rules else b""
+        answer = unpack_answer(await self._link.call(pool.base, raw, body, channel))
+        if answer.status == NEEDS_RULES:
+            answer = unpack_answer(await self._link.call(pool.base, raw, rules.body, channel))
+        if answer.status == NEWER_LAYOUT:
+            raise ValueError("a newer release of Tidegate owns this pool's state: upgrade this one")
+        if answer.conflict:
+            self._warn(pool, "this policy revision is in force with other rules than ours")
+        if rules is pool.rules:
+            pool.send_rules = answer.rules is not None and answer.rules.digest != rules.digest
+        return answer
+
+    def _warn(self, pool: _Pool, what: str) -> None:
+        """Said once until it changes."""
+        if pool.warned != what:
+            pool.warned = what
+            logger.warning("shared_pool", extra={"pool": pool.spec.name, "what": what})
+
+    def _count_away(self, was: bool, now: bool) -> None:  # noqa: FBT001 - before and after
+        if was == now:
+            return
+        self._away += 1 if now else -1
+        if self._on_mode is not None and self._away == now:
+            self._on_mode(self._mode.value if now else "shared")
+
+    # --- waiting
+
+    def _tell(self, pool: _Pool) -> None:
+        """Verdicts reach their waits."""
+        for verdict in pool.remote.verdicts():
+            wait = pool.waits.pop(verdict.rid, None)
+            if wait is None:
+                continue
+            if wait.timer is not None:
+                wait.timer.cancel()
+            if not wait.done():
+                wait.set_result(verdict)
+
+    def overdue(self, pool: _Pool, rid: str) -> None:
+        """The deadline passed in line."""
+        if rid in pool.waits:
+            pool.remote.late(self._clock.now(), rid)
+            self._tell(pool)
+            self._stir(pool)
+
+    def withdraw(self, pool: _Pool, wait: Wait) -> None:
+        """The wait was cancelled: its ask leaves the pool, or its grant is given back."""
+        rid = wait.ask.rid
+        if pool.waits.get(rid) is wait:
+            del pool.waits[rid]
+            if wait.timer is not None:
+                wait.timer.cancel()
+        pool.remote.cancel(self._clock.now(), rid)
+        self._stir(pool)
+
+
+def _view(pool: _Pool, now: Micros) -> PoolView:
+    """The pool as status shows it."""
+    remote, spec = pool.remote, pool.spec
+    stands = remote.standing
+    assert stands is not None  # noqa: S101 - the caller looked
+    passed = max(0, now - remote.told)
+    fits = len(stands.used) == len(spec.dimensions)
+
+    def level(i: int, dim: Dimension) -> int:
+        units = stands.level[i]
+        return units if dim.calendar else max(0, units - dim.limit * passed // dim.window)
+
+    def used(i: int, dim: Dimension) -> int:
+        if not any(dim.cap):
+            return level(i, dim)
+        return stands.used[i] if passed < dim.window else 0
+
+    return PoolView(
+        name=spec.name,
+        now=now,
+        in_flight=stands.in_flight,
+        concurrency=spec.concurrency,
+        factor_ppm=stands.factor_ppm,
+        blocked_for=max(0, stands.blocked_until - (remote.server_now(now))),
+        lanes=tuple(
+            LaneView(waiting=count, backlog=work)
+            for count, work in zip(stands.waiting, stands.backlog, strict=True)
+        ),
+        dimensions=tuple(
+            DimensionView(
+                name=dim.name,
+                limit=dim.limit,
+                level=level(i, dim) if fits else 0,
+                used=used(i, dim) if fits else 0,
+                foreign=stands.foreign[i] if fits else 0,
+                because=dim.because,
+                window=dim.window,
+                calendar=dim.calendar,
+                resets_in=max(0, dim.window - passed),
+            )
+            for i, dim in enumerate(spec.dimensions)
+        ),
+        eta=tuple(sum(stands.backlog[: lane + 1]) for lane in range(len(stands.backlog))),
+        would_have_waited=stands.would_have_waited,
+    )

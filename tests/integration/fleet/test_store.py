@@ -1,0 +1,249 @@
+"""The shared store alone: several gateways, faults of the store, checks at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from gateway.admission.core import Admit, Late, Outcome
+from gateway.admission.fleet import RedisLink, parse
+from gateway.admission.remote import FailMode
+from gateway.errors import StoreUnavailable
+from tests.integration.fleet import desk, servers
+from tests.integration.fleet.desk import SECOND, ask_of, spec_of, verdict
+
+pytestmark = pytest.mark.integration
+
+
+def settle(store, rid: str, pool: str = "pool:p") -> None:
+    store.settle(pool, rid, outcome=Outcome.SERVED, actual=None)
+
+
+async def until(fact, within: float = 10) -> None:
+    """The fact holds, before so many seconds have passed."""
+    async with asyncio.timeout(within):
+        while not fact():  # noqa: ASYNC110 - looks at facts of another process
+            await asyncio.sleep(0.02)
+
+
+def test_two_gateways_share_one_limit_and_one_line(server, prefix):
+    async def run():
+        async with (
+            desk.shared(server.url, prefix=prefix) as one,
+            desk.shared(server.url, prefix=prefix) as two,
+        ):
+            spec = spec_of(concurrency=1)
+            await verdict(one, spec, ask_of("a"))
+            second = two.acquire(spec, ask_of("b"))
+            await until(lambda: two.view("pool:p") is not None)
+            third = one.acquire(spec, ask_of("c"))
+            await asyncio.sleep(0.1)
+            assert not second.done()
+            settle(one, "a")
+            await asyncio.wait_for(second, 2)
+            assert not third.done()
+            settle(two, "b")
+            assert isinstance(await asyncio.wait_for(third, 2), Admit)
+
+    asyncio.run(run())
+
+
+def test_an_idle_store_sends_nothing(server, prefix):
+    async def run():
+        async with desk.shared(server.url, prefix=prefix) as store:
+            await verdict(store, spec_of(), ask_of("a"))
+            settle(store, "a")
+            await asyncio.sleep(0.3)
+            before = store.calls()
+            await asyncio.sleep(1)
+            assert store.calls() == before
+
+    asyncio.run(run())
+
+
+def test_what_arrives_together_leaves_together(server, prefix):
+    async def run():
+        async with desk.shared(server.url, prefix=prefix) as store:
+            waits = [store.acquire(spec_of(), ask_of(f"r{n}")) for n in range(200)]
+            await asyncio.gather(*waits)
+            assert store.calls() <= 3
+
+    asyncio.run(run())
+
+
+def test_a_lost_function_is_loaded_again(server, prefix):
+    async def run():
+        async with desk.shared(server.url, prefix=prefix) as store:
+            await verdict(store, spec_of(), ask_of("a"))
+            with server.client() as client:
+                client.function_flush("SYNC")
+            assert isinstance(await verdict(store, spec_of(), ask_of("b")), Admit)
+            assert store.view("pool:p").dimensions[0].used == 2 * SECOND
+
+    asyncio.run(run())
+
+
+def test_the_highest_revision_of_the_rules_holds_for_everybody(server, prefix):
+    async def run():
+        async with (
+            desk.shared(server.url, prefix=prefix) as new,
+            desk.shared(server.url, prefix=prefix) as old,
+        ):
+            await verdict(old, spec_of(limits={"rpm": 600}), ask_of("a"))
+            strict = replace(spec_of(limits={"rpm": 1}), revision=9)
+            assert not isinstance(await verdict(new, strict, ask_of("b", deadline_in=0)), Admit)
+            waits = old.acquire(spec_of(limits={"rpm": 600}), ask_of("c", deadline_in=SECOND // 2))
+            assert not isinstance(await waits, Admit)
+
+    asyncio.run(run())
+
+
+def test_a_store_that_stops_opens_local_shares_and_takes_what_they_cost_when_it_is_back(prefix):
+    async def run():
+        with servers.running("valkey") as server:
+            async with desk.shared(server.url, prefix=prefix) as store:
+                spec = spec_of()
+                await verdict(store, spec, ask_of("a"))
+                os.kill(server.process.pid, signal.SIGSTOP)
+                got = await verdict(store, spec, ask_of("b"), within=5)
+                assert isinstance(got, Admit)
+                assert store.away
+                settle(store, "b")
+                os.kill(server.process.pid, signal.SIGCONT)
+                await until(lambda: not store.away, 15)
+                await verdict(store, spec, ask_of("c"))
+                await until(lambda: store.view("pool:p").dimensions[0].used >= 3 * SECOND * 0.5)
+                with server.client() as client:
+                    leases = client.zcard(f"{prefix}adm:{{pool:p}}:ls")
+                assert leases == 2, "a and c; what the outage cost holds no lease"
+
+    asyncio.run(run())
+
+
+def test_a_store_that_restarts_empty_loses_no_waiter_and_starts_with_a_full_window(prefix):
+    async def run():
+        with servers.running("valkey") as first:
+            port = first.port
+            async with desk.shared(first.url, prefix=prefix) as store:
+                spec = spec_of(limits={"rpm": 600}, concurrency=3)
+                for n in range(3):
+                    await verdict(store, spec, ask_of(f"held{n}"))
+                waits = [
+                    store.acquire(spec, ask_of(f"r{n}", deadline_in=60 * SECOND)) for n in range(5)
+                ]
+                await asyncio.sleep(0.1)
+                first.process.kill()
+                first.process.wait()
+                with servers.running("valkey", port=port):
+                    for n in range(3):
+                        settle(store, f"held{n}")
+                    for n, wait in enumerate(waits):
+                        got = await asyncio.wait_for(wait, 30)
+                        assert isinstance(got, Admit)
+                        settle(store, f"r{n}")
+                    await until(lambda: not store.away, 20)
+                    await verdict(store, spec, ask_of("after"), within=20)
+                    used = store.view("pool:p").dimensions[0].used
+                    assert used > 500 * SECOND, "a new store must think its window spent"
+
+    asyncio.run(run())
+
+
+def test_a_closed_pool_keeps_its_waiters_to_their_deadline(prefix):
+    async def run():
+        with servers.running("valkey") as server:
+            async with desk.shared(server.url, prefix=prefix, mode=FailMode.CLOSED) as store:
+                await verdict(store, spec_of(), ask_of("a"))
+                os.kill(server.process.pid, signal.SIGSTOP)
+                got = await verdict(store, spec_of(), ask_of("b", deadline_in=2 * SECOND), within=5)
+                assert isinstance(got, Late)
+                os.kill(server.process.pid, signal.SIGCONT)
+
+    asyncio.run(run())
+
+
+def test_a_killed_gateway_at_the_head_of_the_line_delays_the_others_by_seconds_at_most(
+    valkey, prefix
+):
+    program = (
+        "import asyncio, sys\n"
+        "from tests.integration.fleet import desk\n"
+        "from tests.integration.fleet.desk import *\n"
+        "async def run():\n"
+        "    async with desk.shared(sys.argv[1], prefix=sys.argv[2]) as store:\n"
+        "        store.acquire(spec_of(concurrency=1), ask_of('head', lane=1))\n"
+        "        await asyncio.sleep(0.3)\n"
+        "        print('waiting', flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(run())\n"
+    )
+
+    async def run():
+        async with desk.shared(valkey.url, prefix=prefix) as store:
+            spec = spec_of(concurrency=1)
+            await verdict(store, spec, ask_of("a"))
+            other = subprocess.Popen(  # noqa: ASYNC220 - a test's own process
+                [sys.executable, "-c", program, valkey.url, prefix], stdout=subprocess.PIPE
+            )
+            try:
+                await asyncio.to_thread(other.stdout.readline)
+                mine = store.acquire(spec, ask_of("b", lane=2, deadline_in=60 * SECOND))
+                await asyncio.sleep(0.2)
+            finally:
+                other.kill()
+                other.communicate()
+            settle(store, "a")  # the dead one's head is granted first, into nobody's mail
+            got = await asyncio.wait_for(mine, 15)
+            assert isinstance(got, Admit)
+
+    asyncio.run(run())
+
+
+def test_an_evicting_store_is_refused_with_the_setting_to_change():
+    async def run(url):
+        link = RedisLink(url, timeout=SECOND)
+        try:
+            await link.check()
+        finally:
+            await link.close()
+
+    with (
+        servers.running("valkey", "--maxmemory-policy", "allkeys-lru") as server,
+        pytest.raises(StoreUnavailable, match="noeviction"),
+    ):
+        asyncio.run(run(server.url))
+
+
+def test_a_store_says_its_name_and_version(server):
+    async def run():
+        link = RedisLink(server.url, timeout=SECOND)
+        try:
+            return await link.check()
+        finally:
+            await link.close()
+
+    assert asyncio.run(run()).split()[0].lower() == server.name
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("http://host", "is allowed"),
+        ("redis+sentinel://a:26379", "which primary"),
+        ("redis+cluster://a:port", "has no port"),
+        ("redis+cluster://:7000", "names no host"),
+        ("", "is allowed"),
+    ],
+)
+def test_a_wrong_address_is_one_clear_sentence_without_the_password(url, what):
+    with pytest.raises(ValueError, match=what):
+        parse(url)
+    with pytest.raises(ValueError, match="which primary") as caught:
+        parse("redis+sentinel://user:secret@a:26379")
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,112 @@
+"""Cluster and Sentinel, with real processes on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+import redis
+
+from gateway.admission.core import Admit, Outcome
+from tests.integration.fleet import desk, servers
+from tests.integration.fleet.desk import SECOND, ask_of, spec_of, verdict
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three primaries that share the slots."""
+    with contextlib.ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                servers.running(
+                    "valkey", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000"
+                )
+            )
+            for _ in range(3)
+        ]
+        clients = [stack.enter_context(node.client()) for node in nodes]
+        for number, client in enumerate(clients):
+            first, last = 16_384 * number // 3, 16_384 * (number + 1) // 3
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last - 1)
+            for node in nodes:
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        deadline = time.monotonic() + 20
+        while not all("cluster_state:ok" in _state(client) for client in clients):
+            assert time.monotonic() < deadline, "the cluster did not form"
+            time.sleep(0.1)
+        yield "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+
+
+def _state(client) -> str:
+    raw = client.execute_command("CLUSTER", "INFO")
+    return (
+        raw
+        if isinstance(raw, str)
+        else raw.decode()
+        if isinstance(raw, bytes)
+        else str(raw).replace("'", "").replace(": ", ":")
+    )
+
+
+def test_pools_spread_over_a_cluster_and_wake_each_other(cluster, prefix):
+    async def run():
+        async with (
+            desk.shared(cluster, prefix=prefix) as one,
+            desk.shared(cluster, prefix=prefix) as two,
+        ):
+            for n in range(12):
+                spec = spec_of(f"pool:{n}", concurrency=1)
+                assert isinstance(await verdict(one, spec, ask_of(f"a{n}")), Admit)
+                waiting = two.acquire(spec, ask_of(f"b{n}"))
+                await asyncio.sleep(0.03)
+                one.settle(spec.name, f"a{n}", outcome=Outcome.SERVED, actual=None)
+                assert isinstance(await asyncio.wait_for(waiting, 5), Admit)
+
+    asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def sentinel():
+    """A primary, its replica, and one sentinel that may decide alone."""
+    if "redis" not in servers.binaries():
+        pytest.skip("no redis-server on this machine; deploy/servers.py says why")
+    with contextlib.ExitStack() as stack:
+        primary = stack.enter_context(servers.running("redis"))
+        replica = stack.enter_context(
+            servers.running("redis", "--replicaof", "127.0.0.1", str(primary.port))
+        )
+        watcher = stack.enter_context(servers.sentinel(primary.port))
+        with watcher.client() as client:
+            deadline = time.monotonic() + 15
+            while True:
+                state = client.execute_command("SENTINEL", "REPLICAS", "tide")
+                if state:
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        yield primary, replica, f"redis+sentinel://127.0.0.1:{watcher.port}/tide"
+
+
+def test_after_a_failover_the_new_primary_goes_on(sentinel, prefix):
+    primary, replica, url = sentinel
+
+    async def run():
+        async with desk.shared(url, prefix=prefix) as store:
+            spec = spec_of(concurrency=1)
+            assert isinstance(await verdict(store, spec, ask_of("a")), Admit)
+            waiting = store.acquire(spec, ask_of("b", deadline_in=60 * SECOND))
+            await asyncio.sleep(0.1)
+            primary.process.kill()
+            store.settle(spec.name, "a", outcome=Outcome.SERVED, actual=None)
+            assert isinstance(await asyncio.wait_for(waiting, 30), Admit)
+            async with asyncio.timeout(30):
+                while store.away:  # noqa: ASYNC110 - looks at facts of another process
+                    await asyncio.sleep(0.1)
+            with replica.client() as client, contextlib.suppress(redis.exceptions.RedisError):
+                assert client.exists(f"{prefix}adm:{{pool:p}}:st")
+
+    asyncio.run(run())
