@@ -21,6 +21,7 @@ import time
 from importlib import resources
 from pathlib import Path
 
+from loadtests.measure import finish, say
 from runtime import abi, engine, sandbox, settings, snapshot
 from runtime.errors import SandboxError
 from runtime.guests import shelf
@@ -94,11 +95,6 @@ except agent.Error as problem:
 agent.emit({"steps": len(seen), "last": seen[4][0]})
 print("RESULT", seen, agent.get("step"))
 """
-
-
-def say(text: str) -> None:
-    """Progress goes to standard error; slices of one process each import little."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def served(request: abi.Request) -> bytes:
@@ -311,8 +307,7 @@ def main() -> None:
         except SandboxError as error:
             out[name] = {"null_because": str(error)}
         say(f"{name}: {out[name]}")
-    out |= {"seed": given.seed, "duration_s": round(time.monotonic() - begun, 1)}
-    print(json.dumps(out))
+    finish(out, began=begun, seed=given.seed)
 
 
 if __name__ == "__main__":

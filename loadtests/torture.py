@@ -14,7 +14,7 @@ import json
 import time
 
 from loadtests import hops
-from loadtests.measure import say
+from loadtests.measure import finish, say
 from runtime import abi, engine, sandbox, snapshot
 from runtime.errors import SandboxError
 
@@ -93,8 +93,7 @@ def main() -> None:
         except SandboxError as error:
             out[name] = {"null_because": str(error)}
         say(f"{name}: {out[name]}")
-    out |= {"seed": 0, "duration_s": round(time.monotonic() - begun, 1)}
-    print(json.dumps(out))
+    finish(out, began=begun)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -34,7 +35,7 @@ from runtime.instrument import register
 from runtime.instrument.cache import Cache
 from runtime.instrument.module import Limits
 from runtime.outbound import Caller
-from runtime.sandbox import Sandbox
+from runtime.sandbox import CPU_LIMIT_US, Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="one JSON object a line")
-    top = argparse.ArgumentParser(prog="python -m runtime", description=__doc__.partition("\n")[0])
+    top = argparse.ArgumentParser(prog="tidegate agent", description=__doc__.partition("\n")[0])
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     one = commands.add_parser(
@@ -149,9 +150,20 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1e9:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+
+
 def _suspending(one: argparse.ArgumentParser) -> None:
     one.add_argument("--suspend-after", type=float, metavar="MS", help="suspend after so long")
     one.add_argument("--out", default="", help="where the snapshot goes (default TASK.tgsn)")
+    one.add_argument(
+        "--cpu-limit", type=_seconds, default=CPU_LIMIT_US / 1e6, metavar="S",
+        help="seconds of compute in all, before and after suspensions (default %(default)g)",
+    )  # fmt: skip
 
 
 # --- register and guests --------------------------------------------------------------------------
@@ -310,7 +322,9 @@ def run_agent(room: Room, options: argparse.Namespace) -> int:
         made = register.register(read_module(options.file), room.cache, wanted, room.progress)
         loaded = register.loaded(made, engine, room.cache)
         state = local.module_state(task, given, info)
-    sandbox = Sandbox(loaded, state, arguments=_arguments(options))
+    sandbox = Sandbox(
+        loaded, state, arguments=_arguments(options), cpu_limit_us=round(options.cpu_limit * 1e6)
+    )
     return _foreground(room, options, engine, loaded, sandbox)
 
 
@@ -331,7 +345,8 @@ def run_resume(room: Room, options: argparse.Namespace) -> int:
             f"module {image.identity.module_hash[:12]} is not registered here: register it first"
         )
     loaded = register.loaded(made, engine, room.cache)
-    return _foreground(room, options, engine, loaded, Sandbox(loaded, image=image))
+    sandbox = Sandbox(loaded, image=image, cpu_limit_us=round(options.cpu_limit * 1e6))
+    return _foreground(room, options, engine, loaded, sandbox)
 
 
 def _foreground(

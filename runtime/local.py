@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime import abi, snapshot
 from runtime.clock import monotonic, pause, wall_ns
 from runtime.outbound import Caller, Outbound
-from runtime.sandbox import Exited, Finished, Preempted, Sandbox, Waiting
+from runtime.sandbox import (
+    Exited,
+    Finished,
+    HostFault,
+    Preempted,
+    Sandbox,
+    Trapped,
+    Waiting,
+)
 from runtime.slots import Slots
 
 if TYPE_CHECKING:
@@ -288,4 +295,8 @@ def words(outcome: Outcome) -> str:
         )
     if isinstance(outcome, Exited):
         return f"exited with {outcome.code}"
-    return json.dumps({type(outcome).__name__: repr(outcome)})[:500]
+    if isinstance(outcome, Trapped):
+        return f"ended by a trap, {outcome.kind}: {outcome.message}"[:500]
+    if isinstance(outcome, HostFault):
+        return f"ended by a defect of ours in {outcome.where}: {outcome.message}"[:500]
+    raise ValueError(f"{outcome} is no end")

@@ -37,13 +37,13 @@ from runtime.snapshot import Identity, Image, fits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import wasmtime
-
-    from runtime.engine import Ended, Engine, Instance
+    from runtime.engine import Compiled, Ended, Engine, Instance
 
 STRUCT_AT: Final = 16
 STACK_AT: Final = 64
 CALLS_A_SLICE: Final = 100_000
+CPU_LIMIT_US: Final = 600_000_000
+"""Compute of a guest in all its slices together, on every machine it was on."""
 NORMAL, UNWINDING, REWINDING = range(3)
 SHIM_VERSION: Final = 1
 
@@ -125,7 +125,7 @@ class Loaded:
 
 def load(
     engine: Engine,
-    module: wasmtime.Module,
+    code: Compiled,
     *,
     plain_hash: str,
     module_hash: str,
@@ -137,7 +137,7 @@ def load(
     Raises:
         ModuleRefused: It has no such entry, or an import nobody serves.
     """
-    program = Program(engine, module, handlers_for(module))
+    program = Program(engine, code, handlers_for(code.module))
     identity = Identity(
         plain_hash=plain_hash,
         module_hash=module_hash,
@@ -166,6 +166,7 @@ class Sandbox:
         image: A stopped guest to continue.
         arguments: Raw bits for the main entry of a new guest.
         responder: Answers effects at once, for programs that cannot suspend (self-tests only).
+        cpu_limit_us: CPU it may use in all; what it has used travels in its snapshot.
 
     Raises:
         SnapshotMismatch: The image belongs to another module or machine.
@@ -173,8 +174,8 @@ class Sandbox:
 
     __slots__ = (
         "_base", "_calls", "_control", "_flag", "_instance", "_mode", "_reason", "_reply", "_stack",
-        "arguments", "cpu_us", "ended", "fault_text", "kill_cpu_us", "loaded", "outbox", "pending",
-        "responder", "stack_high", "state", "step", "suspended",
+        "arguments", "cpu_limit_us", "cpu_us", "ended", "fault_text", "kill_cpu_us", "loaded",
+        "outbox", "pending", "responder", "stack_high", "state", "step", "suspended",
     )  # fmt: skip
 
     def __init__(
@@ -185,6 +186,7 @@ class Sandbox:
         image: Image | None = None,
         arguments: tuple[int, ...] = (),
         responder: Callable[[Request], bytes] | None = None,
+        cpu_limit_us: int = CPU_LIMIT_US,
     ) -> None:
         if image is not None:
             fits(image, loaded.identity)
@@ -197,6 +199,7 @@ class Sandbox:
         self.step = 0
         self.suspended = False
         self.cpu_us = 0
+        self.cpu_limit_us = cpu_limit_us
         self.stack_high = 0
         self.fault_text: tuple[str, str] | None = None
         self.ended: Outcome | None = None
@@ -259,6 +262,8 @@ class Sandbox:
         begun = cpu_us()
         outcome = self._slice()
         self.cpu_us += cpu_us() - begun
+        if isinstance(outcome, Preempted | Waiting) and self.cpu_us >= self.cpu_limit_us:
+            outcome = Trapped("limit", f"{self.cpu_limit_us / 1e6:g} s of compute are spent")
         if not isinstance(outcome, Preempted | Waiting):
             self.ended = outcome
         return outcome
@@ -300,7 +305,9 @@ class Sandbox:
 
     def _trapped(self, ended: Ended) -> Trapped:
         kind = "astk" if self._mode == UNWINDING else ended.trap
-        return Trapped(kind, ended.message.partition("\n")[0])
+        # wasmtime tells the frames first, then what happened.
+        said = ended.message.rpartition("wasm trap: ")[2].strip()
+        return Trapped(kind, said.partition("\n")[0])
 
     def _begin_unwind(self, reason: str) -> None:
         self._reason = reason

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from runtime.clock import cpu_us, monotonic, read, sleep, thread_cpu_clock
+from runtime.engine import THREAD_BYTES
 from runtime.sandbox import HostFault
 
 if TYPE_CHECKING:
@@ -86,8 +87,10 @@ class Slot:
             self.generation += 1
             self._sandbox = sandbox
             self.stopped_at = None
-            self.deadline = None if quantum_s is None else cpu_us() / 1e6 + quantum_s
-            sandbox.kill_cpu_us = None if kill_us is None else cpu_us() + kill_us
+            used = cpu_us()
+            left = max(0, sandbox.cpu_limit_us - sandbox.cpu_us)
+            self.deadline = used / 1e6 + min(quantum_s or left / 1e6, left / 1e6)
+            sandbox.kill_cpu_us = None if kill_us is None else used + kill_us
             return self.generation
 
     def clear(self) -> float | None:
@@ -110,7 +113,7 @@ class Slot:
             return True
 
     def overrun(self) -> bool:
-        """The quantum is used up and nobody has stopped it yet."""
+        """The quantum, or all the guest may compute, is used up and nobody has stopped it yet."""
         deadline = self.deadline
         return (
             self._sandbox is not None
@@ -163,8 +166,12 @@ class Slots(Generic[J]):
 
     def start(self) -> None:
         """Start the threads."""
-        for thread in [*self._threads, self._ticker]:
-            thread.start()
+        before = threading.stack_size(THREAD_BYTES)
+        try:
+            for thread in [*self._threads, self._ticker]:
+                thread.start()
+        finally:
+            threading.stack_size(before)
 
     def stop(self) -> None:
         """Stop every guest at its next check, file it, and return when all threads have ended."""
@@ -218,8 +225,8 @@ class Slots(Generic[J]):
             with self._urgent_wake:
                 while not self._urgent and not self._stopping:
                     self._urgent_wake.wait(1.0)
-                if self._stopping:
-                    return
+                if not self._urgent:
+                    return  # stopping, and all that was submitted is filed
                 job, submitted = self._urgent.popleft()
             waited = round((monotonic() - submitted) * 1e6)
             self._run(slot, job, None, TIER0_KILL_US, Stats(waited_us=waited))
@@ -248,7 +255,7 @@ class Slots(Generic[J]):
         last = monotonic()
         while any(thread.is_alive() for thread in self._threads):
             sleep(TICK_S)
-            for slot in self.slots:
+            for slot in (*self.slots, self.tier0):
                 if slot.overrun():
                     slot.preempt(slot.generation)
             now = monotonic()

@@ -8,6 +8,8 @@ of 4 KiB pages.
 - A *full* snapshot has the pages that differ from its base image, or from zeros without one; a
   *delta* those that differ from its parent. A page that became zero is recorded as a zero run:
   leaving it out would be an assumption about what lies beneath.
+- A page over a base image or a parent is written as its difference (exclusive or) to that page: an
+  interpreter changes some words of each page it touches, and zeros cost nothing.
 - The hash is checked before anything is parsed, declared sizes against limits before decompression,
   identities before anything is restored. Wrong bytes are `SnapshotCorrupt`, a sound snapshot of
   something else is `SnapshotMismatch`; nothing is ever half-loaded.
@@ -44,6 +46,9 @@ LEVEL: Final = 1
 ZERO_PAGE: Final = bytes(PAGE)
 EMBEDS_FILES: Final = 1
 """Flag: the body carries the files, so that the snapshot stands alone."""
+DIFFERENCES: Final = 2
+"""Flag: pages are exclusive or with what lies beneath them."""
+FLAGS: Final = EMBEDS_FILES | DIFFERENCES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +113,7 @@ class Snapshot:
     inbox: bytes
     files: dict[str, bytes] | None
     runs: list[tuple[int, int, bytes | None]] = field(repr=False)
+    differences: bool = False
 
     @property
     def kind(self) -> str:
@@ -178,15 +184,29 @@ def _runs(now: bytes, pages: list[int]) -> list[tuple[int, int, bytes | None]]:
     return out
 
 
-def patched(before: bytes, size: int, runs: list[tuple[int, int, bytes | None]]) -> bytes:
+def patched(
+    before: bytes,
+    size: int,
+    runs: list[tuple[int, int, bytes | None]],
+    *,
+    differences: bool = False,
+) -> bytes:
     """The memory of `size` bytes that these runs make of what lies beneath."""
     memory = bytearray(before[:size])
     memory += bytes(size - len(memory))
     for first, count, content in runs:
-        memory[first * PAGE : (first + count) * PAGE] = (
-            bytes(count * PAGE) if content is None else content
-        )
+        where = slice(first * PAGE, (first + count) * PAGE)
+        if content is None:
+            memory[where] = bytes(count * PAGE)
+        else:
+            memory[where] = exclusive_or(content, memory[where]) if differences else content
     return bytes(memory)
+
+
+def exclusive_or(one: bytes, other: bytes | bytearray) -> bytes:
+    """Byte by byte; of the longer one, what has no partner stays as it is."""
+    value = int.from_bytes(one, "little") ^ int.from_bytes(other, "little")
+    return value.to_bytes(max(len(one), len(other)), "little")
 
 
 # --- encoding -------------------------------------------------------------------------------------
@@ -221,8 +241,10 @@ def encode(  # noqa: PLR0913  (an image and where it stands in its chain)
         body += content
     for first, count, pages in runs:
         body += RUN.pack(0, pages is None, 0, first, count)
-    for _, _, pages in runs:
-        body += pages or b""
+    for first, count, pages in runs:
+        if pages is not None:
+            under = beneath[1][first * PAGE : (first + count) * PAGE]
+            body += exclusive_or(pages, under) if under else pages
     header = {
         "kind": kind,
         "base": beneath[0] if kind != "delta" else "",
@@ -249,7 +271,8 @@ def encode(  # noqa: PLR0913  (an image and where it stands in its chain)
         "wasi": image.state.to_json(),
         "locks": [],
     }
-    return seal(header, bytes(body), key, flags=EMBEDS_FILES if embed_files else 0)
+    flags = (EMBEDS_FILES if embed_files else 0) | (DIFFERENCES if beneath[1] else 0)
+    return seal(header, bytes(body), key, flags=flags)
 
 
 def seal(header: dict[str, Any], body: bytes, key: bytes, *, flags: int = 0) -> bytes:
@@ -293,7 +316,7 @@ def decode(data: bytes, key: bytes, *, memory_limit: int = 64 << 20) -> Snapshot
     expected = hashlib.blake2b(signed, key=key, digest_size=HASH).digest()
     if not hmac.compare_digest(tag, expected):
         raise SnapshotCorrupt("altered, truncated, or written under another snapshot key")
-    if version != FORMAT or flags & ~EMBEDS_FILES:
+    if version != FORMAT or flags & ~FLAGS:
         raise SnapshotMismatch(f"format {version}, flags {flags}: this version reads {FORMAT}")
     if header_size > MAX_HEADER or HEAD.size + header_size + body_size + HASH != len(data):
         raise SnapshotCorrupt("its declared sizes are not its size")
@@ -350,8 +373,9 @@ def _parse(  # noqa: C901  (one refusal a line)
         raise SnapshotCorrupt("a name is not a name")
     if header["kind"] not in ("base", "full", "delta"):
         raise SnapshotMismatch(f"kind {header['kind']!r}")
+    embeds, differences = bool(flags & EMBEDS_FILES), bool(flags & DIFFERENCES)
     return Snapshot(
-        name, header, stack, request, inbox, files if flags & EMBEDS_FILES else None, runs
+        name, header, stack, request, inbox, files if embeds else None, runs, differences
     )
 
 
@@ -396,7 +420,7 @@ def restore(
             memory = b""
         if one.header["module_hash"] != chain[0].header["module_hash"]:
             raise SnapshotMismatch("a chain of two modules")
-        memory = patched(memory, one.header["memory"], one.runs)
+        memory = patched(memory, one.header["memory"], one.runs, differences=one.differences)
         name = one.id
         if one.files is not None:
             files = one.files

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from runtime import snapshot
 from runtime.errors import SandboxError
-from runtime.sandbox import HostFault, Preempted, Sandbox, Waiting
+from runtime.sandbox import CPU_LIMIT_US, HostFault, Preempted, Sandbox, Waiting
 from runtime.slots import Slots
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Claim:
         files: The guest's files, where the chain does not carry them.
         reply, at_ns: Of the effect it waits for.
         urgent: Runs on the tier-0 thread.
+        cpu_limit_us: Compute in all slices together.
     """
 
     task: str
@@ -61,6 +62,7 @@ class Claim:
     reply: bytes | None = None
     at_ns: int | None = None
     urgent: bool = False
+    cpu_limit_us: int = CPU_LIMIT_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +197,13 @@ class Worker:
     def _ready(self, claim: Claim) -> _Job:
         loaded, base = self._programs.find(claim.program)
         if not claim.chain:
-            sandbox = Sandbox(loaded, claim.state, arguments=claim.arguments)
+            sandbox = Sandbox(
+                loaded, claim.state, arguments=claim.arguments, cpu_limit_us=claim.cpu_limit_us
+            )
             return _Job(claim, sandbox, None, None, base, ("", b""))
         chain = [snapshot.decode(one, self._key) for one in claim.chain]
         image = snapshot.restore(chain, base=base, files=claim.files)
-        sandbox = Sandbox(loaded, image=image)
+        sandbox = Sandbox(loaded, image=image, cpu_limit_us=claim.cpu_limit_us)
         sizes = [len(one) for one in claim.chain]
         return _Job(
             claim, sandbox, claim.reply, claim.at_ns, base, (chain[-1].id, image.memory), sizes

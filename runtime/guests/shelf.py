@@ -106,7 +106,7 @@ def install(
                 f"{one.member} has SHA-256 {found}, but {one.sha256} is pinned: not used"
             )
         cache.put("guest", one.sha256, content)
-    return register.register(content, cache, one.options(), progress)
+    return register.register(one.module(content), cache, one.options(), progress)
 
 
 def _fetched(one: Recipe, cache: Cache) -> bytes:
@@ -159,7 +159,7 @@ def ready(name: str, engine: Engine, cache: Cache) -> Guest:
     content = cache.get("guest", one.sha256)
     if content is None:
         raise GuestMissing(f"{name} is not installed: tidegate guest install {name}")
-    made = register.register(content, cache, one.options())
+    made = register.register(one.module(content), cache, one.options())
     loaded = register.loaded(made, engine, cache)
     key = hashlib.blake2b(
         (made.module_hash + repr(sorted(one.files("").items()))).encode(), digest_size=16
@@ -194,12 +194,10 @@ def plain(guest: Guest, engine: Engine, cache: Cache) -> Loaded:
     plain_hash = guest.loaded.identity.plain_hash
     key = engine.native_key(plain_hash)
     code = cache.get("native", key)
-    module = engine.load(code) if code else engine.compile(content)
+    made = engine.load(code) if code else engine.compile(guest.recipe.module(content))
     if code is None:
-        cache.put("native", key, bytes(module.serialize()))
-    return load(
-        engine, module, plain_hash=plain_hash, module_hash=plain_hash, main=guest.loaded.main
-    )
+        cache.put("native", key, made.serialize())
+    return load(engine, made, plain_hash=plain_hash, module_hash=plain_hash, main=guest.loaded.main)
 
 
 def test_script(guest: Guest, script: str, engine: Engine, cache: Cache) -> dict[str, object]:

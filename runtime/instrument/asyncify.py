@@ -20,8 +20,8 @@ from runtime.errors import ModuleRefused
 from runtime.instrument import checks
 from runtime.instrument import module as form
 
-STACK_PAGES: Final = 9
-"""Native stack limit (512 KiB) plus a page: a saved frame was never larger than its native one."""
+STACK_PAGES: Final = 65
+"""Native stack limit (4 MiB) plus a page: a saved frame was never larger than its native one."""
 DISTRIBUTION: Final = "icpp-binaryen"
 EXPORTS: Final = tuple(
     f"asyncify_{verb}_{what}" for verb in ("start", "stop") for what in ("unwind", "rewind")

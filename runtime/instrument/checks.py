@@ -23,6 +23,7 @@ from typing import Final
 
 from runtime.errors import ModuleRefused
 from runtime.instrument import module as form
+from runtime.instrument import stack
 from runtime.instrument.module import (
     BLOCK,
     BRANCH,
@@ -45,7 +46,7 @@ from runtime.instrument.module import (
 
 MOST: Final = 100_000
 """Instructions without a check, per function; a POINT apart, so less than 120,000 in truth."""
-MOST_RETURNING: Final = 10_000
+MOST_RETURNING: Final = 1_000
 HOST_CALL: Final = 1_000
 """What a call of an import counts as."""
 INDIRECT: Final = -1
@@ -136,13 +137,16 @@ def _reserved(name: str) -> bool:
     )
 
 
-def instrument(module: Module, *, variant: str = "flag", limits: Limits | None = None) -> Checked:
+def instrument(
+    module: Module, *, variant: str = "flag", limits: Limits | None = None, stack_pages: int = 0
+) -> Checked:
     """The module with checks, control memory and exported globals; gate it first.
 
     Args:
         module: Decoded and gated.
         variant: `flag` (any thread may stop it) or `fuel` (yield points repeat exactly).
         limits: Bounds on checks and memory.
+        stack_pages: Of a module whose stack `stack.with_pages` moved; 0 checks no floor.
 
     Raises:
         ModuleRefused: `too_large`.
@@ -151,6 +155,7 @@ def instrument(module: Module, *, variant: str = "flag", limits: Limits | None =
     yield_index = module.imported_functions
     control = len(module.memories)
     check = _check(variant, control, yield_index)
+    entry = stack.floor_check(module, stack_pages) + check if stack_pages else check
     places, cyclic = place(module)
     total = sum(map(len, places))
     if total > limits.checks:
@@ -180,7 +185,7 @@ def instrument(module: Module, *, variant: str = "flag", limits: Limits | None =
             parts[ident] = _shift(parts[ident], spans, yield_index)
     if module.bodies:
         parts[form.CODE] = uleb(len(module.bodies)) + b"".join(
-            _body(body, at, check, yield_index)
+            _body(body, at, (entry, check), yield_index)
             for body, at in zip(module.bodies, places, strict=True)
         )
     wasm = form.encode([(ident, parts[ident]) for ident in form.ORDER if ident in parts])
@@ -260,9 +265,10 @@ def _shift(payload: bytes, spans: list[tuple[int, int, int]], yield_index: int) 
     return bytes(out + payload[at:])
 
 
-def _body(body: Body, places: list[int], check: bytes, yield_index: int) -> bytes:
-    """The body with checks at these places, size first."""
-    edits = [(at, at, check) for at in places]
+def _body(body: Body, places: list[int], check: tuple[bytes, bytes], yield_index: int) -> bytes:
+    """The body with checks at these places, that of its entry and others; size first."""
+    entry, inside = check
+    edits = [(at, at, entry if at == body.code else inside) for at in places]
     edits += [
         (operand, position, uleb(index + (index >= yield_index)))
         for position, kind, _, index, operand in body.events

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime import settings
 from runtime.clock import cpu_us
-from runtime.engine import Engine
+from runtime.engine import THREAD_BYTES, Engine
 from runtime.errors import ModuleRefused
 from runtime.hostcalls import ADAPTERS, SUSPENDING
 from runtime.instrument import asyncify, checks, decode, exceptions
@@ -41,11 +41,10 @@ from runtime.wasi import FUNCTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import wasmtime
-
+    from runtime.engine import Compiled
     from runtime.instrument.cache import Cache
 
-INSTRUMENTER: Final = "3"
+INSTRUMENTER: Final = "4"
 """Raised whenever a module would come out different: running tasks stay on their old one."""
 CHILD_SECONDS: Final = 300
 CHILD_CPU: Final = 120
@@ -65,6 +64,8 @@ class Options:
         variant: `flag` or `fuel`.
         cpu_seconds, memory_pages: Bounds that a recipe may raise.
         test_seconds: CPU seconds after which a self-test that has not ended is given up.
+        optimize: By Cranelift; see `Engine`.
+        stack_pages: Pages of C stack with a floor; see `stack.py`.
     """
 
     main: str = ""
@@ -75,6 +76,8 @@ class Options:
     cpu_seconds: int = CHILD_CPU
     memory_pages: int = 1_024
     test_seconds: int = TEST_SECONDS
+    optimize: bool = True
+    stack_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,7 @@ class Registered:
         variant: Of its checks.
         wasm: The instrumented module.
         report: Counts, stages with CPU seconds, self-test.
+        optimize: How its machine code is made.
     """
 
     plain_hash: str
@@ -95,6 +99,7 @@ class Registered:
     variant: str
     wasm: bytes = field(repr=False)
     report: dict[str, Any]
+    optimize: bool = True
 
 
 def key_of(plain_hash: str, options: Options, backend: str) -> str:
@@ -145,11 +150,12 @@ def register(
         variant=options.variant,
         wasm=wasm,
         report={**report, "backend": backend, "instrumenter": INSTRUMENTER},
+        optimize=options.optimize,
     )
     head = {name: getattr(made, name) for name in made.__slots__ if name != "wasm"}
     text = json.dumps(head).encode()
     cache.put("module", key, len(text).to_bytes(4, "little") + text + wasm)
-    cache.put("native", Engine().native_key(module_hash), machine_code)
+    cache.put("native", Engine().native_key(module_hash, optimize=options.optimize), machine_code)
     tell("done")
     return made
 
@@ -172,20 +178,20 @@ def find(cache: Cache, module_hash: str) -> Registered | None:
     return None
 
 
-def compiled(made: Registered, engine: Engine, cache: Cache) -> wasmtime.Module:
+def compiled(made: Registered, engine: Engine, cache: Cache) -> Compiled:
     """Machine code of a registered module: from this node's cache, or compiled now.
 
     Raises:
         ModuleRefused: `compile_failed`.
     """
-    key = engine.native_key(made.module_hash)
+    key = engine.native_key(made.module_hash, optimize=made.optimize)
     content = cache.get("native", key)
     if content is not None:
         with contextlib.suppress(ModuleRefused):
-            return engine.load(content)
-    module = engine.compile(made.wasm)
-    cache.put("native", key, bytes(module.serialize()))
-    return module
+            return engine.load(content, optimize=made.optimize)
+    code = engine.compile(made.wasm, optimize=made.optimize)
+    cache.put("native", key, code.serialize())
+    return code
 
 
 def loaded(made: Registered, engine: Engine, cache: Cache) -> Loaded:
@@ -298,6 +304,7 @@ def _bound(cpu_seconds: int) -> None:
         (resource.RLIMIT_AS, CHILD_BYTES),
         (resource.RLIMIT_FSIZE, CHILD_OUTPUT),
         (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_STACK, THREAD_BYTES),
     ):
         hard = resource.getrlimit(what)[1]
         resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
@@ -321,7 +328,9 @@ def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         raise ModuleRefused("malformed", f"wasmtime: {problem}")
     main = _main(module, job)
     _say(stage="checks")
-    checked = checks.instrument(module, variant=job["variant"], limits=limits)
+    checked = checks.instrument(
+        module, variant=job["variant"], limits=limits, stack_pages=job["stack_pages"]
+    )
     suspending = [f"{checks.YIELD_MODULE}.{checks.YIELD_NAME}"] + [
         f"{one.module}.{one.name}" for one in module.imports if (one.module, one.name) in SUSPENDING
     ]
@@ -364,16 +373,16 @@ def _prove(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
         raise ModuleRefused("invalid_output", f"our own output is invalid: {problem}")
     _say(stage="compile")
     begun = cpu_us()
-    module = engine.compile(wasm)
+    code = engine.compile(wasm, optimize=job["optimize"])
     spent = cpu_us() - begun
-    (folder / "out.cwasm").write_bytes(bytes(module.serialize()))
+    (folder / "out.cwasm").write_bytes(code.serialize())
     _say(stage="self-test")
     main = json.loads((folder / "instrument.json").read_text())["main"]
     names = {"plain_hash": job["plain_hash"], "module_hash": "self-test"}
     plain = engine.compile((folder / "reference.wasm").read_bytes())
     report = self_test(
         load(engine, plain, main=main, **names),
-        load(engine, module, main=main, variant=job["variant"], **names),
+        load(engine, code, main=main, variant=job["variant"], **names),
         argv=job["argv"],
         files={path: text.encode() for path, text in job["files"].items()},
         arguments=tuple(job["arguments"]),

@@ -57,7 +57,8 @@ def denied(request: Request) -> bytes:
 
 
 @contextlib.contextmanager
-def _ticking(engine: Engine) -> Iterator[None]:
+def ticking(engine: Engine) -> Iterator[None]:
+    """Guests of this engine can be killed meanwhile."""
     stop = threading.Event()
 
     def tick() -> None:
@@ -82,7 +83,7 @@ def self_test(  # noqa: PLR0913  (two programs and one input)
     files: dict[str, bytes],
     arguments: tuple[int, ...] = (),
     reply: Callable[[Request], bytes] = denied,
-    seconds: int = TEST_SECONDS,
+    seconds: float = TEST_SECONDS,
 ) -> dict[str, Any]:
     """Counts of the comparison; `untested` is true when too few checks were reached to mean much.
 
@@ -97,7 +98,7 @@ def self_test(  # noqa: PLR0913  (two programs and one input)
     def fresh() -> State:
         return State(argv=list(argv), files=dict(files), seed="5a" * 32)
 
-    with _ticking(plain.program.engine):
+    with ticking(plain.program.engine):
         reference = _plain(plain, fresh(), arguments, reply, seconds)
         quiet = _stopped(stoppable, fresh(), arguments, reply, yields=0)
         often = _stopped(stoppable, fresh(), arguments, reply, yields=TEST_CHECKS)
@@ -121,7 +122,7 @@ def _plain(
     state: State,
     arguments: tuple[int, ...],
     reply: Callable[[Request], bytes],
-    seconds: int,
+    seconds: float,
 ) -> _Trace:
     trace = _Trace()
     holder: list[Sandbox] = []
@@ -136,7 +137,7 @@ def _plain(
 
     sandbox = Sandbox(program, state, arguments=arguments, responder=respond)
     holder.append(sandbox)
-    sandbox.kill_cpu_us = cpu_us() + seconds * 1_000_000
+    sandbox.kill_cpu_us = cpu_us() + round(seconds * 1e6)
     outcome = sandbox.run()
     if len(trace.requests) >= TEST_EFFECTS:
         outcome = Exited(-1)

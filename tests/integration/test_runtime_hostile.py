@@ -362,9 +362,36 @@ def test_stopping_the_slots_files_every_guest(engine, hostile):
     slots = Slots(engine, lambda: todo.pop() if todo else None,
                   lambda _job, end, _stats: ended.append(end), count=2, quantum_s=None)  # fmt: skip
     slots.start()
+    assert all(slots.submit_tier0(Work(new(hostile["run"], ENDLESS, 0))) for _ in range(3))
     time.sleep(0.1)
     slots.stop()
-    assert ended == [Preempted(), Preempted()]
+    assert ended == [Preempted()] * 5, "those that waited for the tier-0 thread, too"
+
+
+@pytest.mark.parametrize("urgent", [False, True], ids=["slot", "tier 0"])
+def test_all_the_compute_there_is_ends_the_task_wherever_it_went_on(engine, hostile, urgent):
+    ended = []
+    whole = Sandbox(hostile["run"], abi.State(argv=["x"]), arguments=(ENDLESS, 0))
+    whole.prepare()
+    threading.Timer(0.1, whole.ask_to_yield).start()
+    assert whole.run() == Preempted()
+    data = snapshot.encode(whole.capture(), KEY)
+    spent = whole.cpu_us
+    again = Sandbox(
+        hostile["run"], image=snapshot.restore([snapshot.decode(data, KEY)]),
+        cpu_limit_us=spent + 60_000,
+    )  # fmt: skip
+    todo = [] if urgent else [Work(again)]
+    slots = Slots(engine, lambda: todo.pop() if todo else None,
+                  lambda _job, end, _stats: ended.append(end), count=1, quantum_s=None)  # fmt: skip
+    slots.start()
+    if urgent:
+        assert slots.submit_tier0(Work(again))
+    end = time.monotonic() + 30
+    while not ended and time.monotonic() < end:
+        time.sleep(0.01)
+    slots.stop()
+    assert ended == [Trapped("limit", f"{(spent + 60_000) / 1e6:g} s of compute are spent")]
 
 
 def test_callbacks_that_fail_in_four_threads_stay_where_they_belong(hostile):

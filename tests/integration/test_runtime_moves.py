@@ -133,6 +133,28 @@ def test_a_snapshot_does_not_continue_on_another_module(engine, cache):
         sandbox.Sandbox(fuel, image=one.capture())
 
 
+RECURSIVE = """
+const keep = []; for (let i = 0; i < 5000; i++) keep.push('row ' + i);
+const deep = (n) => (n ? deep(n - 1) + 1 : agent.llm('at the bottom').length);
+agent.emit([deep(500), keep.every((text, i) => text === 'row ' + i)]);
+agent.emit(deep(1e9));
+"""
+
+
+def test_javascript_recurses_some_hundred_calls_deep_and_then_meets_a_clean_limit(engine, cache):
+    """Its own stack had no bound: beyond 220 calls it overwrote the interpreter's tables."""
+    guest = interpreter("quickjs", engine, cache)
+    state = guest.recipe.state(RECURSIVE, None, seed="5a" * 32, clock_ns=1)
+    one = sandbox.Sandbox(guest.loaded, state)
+    waits = one.run()
+    assert isinstance(waits, sandbox.Waiting)
+    data = snapshot.encode(one.capture(), hops.KEY)
+    one = sandbox.Sandbox(guest.loaded, image=snapshot.restore([snapshot.decode(data, hops.KEY)]))
+    outcome = one.run(hops.served(waits.request))
+    assert [row.data for row in one.outbox] == [[500 + len("re: " + "AT THE BOTTOM" * 3), True]]
+    assert outcome == sandbox.Trapped("stack", "call stack exhausted")
+
+
 # --- the cache ------------------------------------------------------------------------------------
 
 

@@ -14,50 +14,19 @@ from runtime.instrument.module import CALL, uleb
 from runtime.wasi import FUNCTIONS
 from tests.unit.runtime.modules import body, vec, wasm
 
-engine = pytest.importorskip("runtime.engine")
+pytest.importorskip("wasmtime")
+
+from loadtests.mutants import FEATURES, THROWING, mutate
+from runtime import engine
+
 ENGINE = engine.Engine(interruptible=False)
 
-SEEDS = [
-    ENGINE.assemble(text)
-    for text in (
-        """(module (import "agent" "host_call" (func $h (param i32 i32 i32 i32) (result i32)))
-        (memory (export "memory") 1 4) (global $g (mut i64) (i64.const 5)) (table 3 funcref)
-        (elem (i32.const 0) $a $b) (data (i32.const 8) "hello")
-        (func $a (param i32) (result i32) local.get 0 i32.const 1 i32.add)
-        (func $b (param i32) (result i32) (local f64 i64)
-          (loop $l local.get 0 i32.const 1 i32.sub local.tee 0 br_if $l)
-          i32.const 8 i32.load8_u offset=1 local.get 0 i32.const 1 i32.and
-          call_indirect (param i32) (result i32))
-        (func (export "run") (param i32) (result i32)
-          (block $x (block $y local.get 0 br_table $x $y $x) )
-          local.get 0 call $b i32.const 0 i32.const 0 i32.const 0 i32.const 0 call $h i32.add
-          f64.const 1.5 i32.trunc_sat_f64_s i32.add
-          i32.const 0 i32.const 16 i32.const 4 memory.copy))""",
-        """(module (tag $t (param i32)) (func $f (param i32) (result i32)
-          (block $c (result i32)
-            (try_table (result i32) (catch $t $c) local.get 0 throw $t)))
-          (func (export "run") (param i32) (result i32) local.get 0 call $f))""",
-    )
-]
+SEEDS = [ENGINE.assemble(text) for text in (FEATURES, THROWING)]
 
 
 def mutated(seed: int) -> bytes:
     rng = random.Random(seed)
-    data = bytearray(rng.choice(SEEDS))
-    for _ in range(rng.randint(1, 6)):
-        at = rng.randrange(8, len(data))
-        kind = rng.randrange(4)
-        if kind == 0:
-            data[at] = rng.randrange(256)
-        elif kind == 1:
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            del data[at : at + rng.randint(1, 4)]
-        else:
-            data[at:at] = rng.randbytes(rng.randint(1, 4))
-        if len(data) < 10:
-            break
-    return bytes(data)
+    return mutate(rng.choice(SEEDS), rng)
 
 
 def judge(data: bytes) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from runtime.clock import cpu_us, thread_cpu_clock
 from runtime.slots import Slot
 
 pytest.importorskip("wasmtime")
@@ -15,6 +18,7 @@ class Guest:
     def __init__(self) -> None:
         self.stops = 0
         self.kill_cpu_us: int | None = None
+        self.cpu_us, self.cpu_limit_us = 0, 10_000_000
 
     def ask_to_yield(self) -> None:
         self.stops += 1
@@ -47,10 +51,27 @@ def test_a_stop_meant_for_the_last_guest_misses_the_next():
     assert (first.stops, second.stops) == (0, 0)
 
 
-def test_a_guest_without_quantum_never_overruns():
+def on_this_thread() -> Slot:
     slot = Slot(0)
-    slot.publish(Guest(), None, None)
+    slot.clock = thread_cpu_clock(threading.get_ident())
+    return slot
+
+
+def test_a_guest_without_quantum_has_all_its_compute():
+    slot, guest = on_this_thread(), Guest()
+    slot.publish(guest, None, None)
     assert not slot.overrun()
+    guest.cpu_us = guest.cpu_limit_us
+    slot.publish(guest, None, None)
+    assert slot.overrun(), "all it may compute was used before, on whatever machine"
+
+
+def test_the_last_quantum_is_what_is_left_to_compute():
+    slot, guest = on_this_thread(), Guest()
+    guest.cpu_us = guest.cpu_limit_us - 1_000_000
+    slot.publish(guest, 5.0, None)
+    assert slot.deadline is not None
+    assert slot.deadline <= cpu_us() / 1e6 + 1.0
 
 
 def test_a_kill_time_is_set_only_where_wanted():
