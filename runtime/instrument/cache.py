@@ -10,6 +10,7 @@ removed and counted as absent: it is made again.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from runtime.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 HASH: Final = 32
@@ -106,6 +108,14 @@ class Cache:
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def turn(self, key: str) -> Iterator[None]:
+        """One process at a time makes this; a process that dies gives its turn back."""
+        (self.folder / "turns").mkdir(exist_ok=True, mode=0o700)
+        with (self.folder / "turns" / key).open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def entries(self, kind: str) -> list[str]:
         """Keys of a kind."""

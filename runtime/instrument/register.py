@@ -128,11 +128,22 @@ def register(
     if len(plain) > most:
         raise ModuleRefused("too_large", f"{len(plain)} bytes; {most} are allowed")
     plain_hash = hashlib.blake2b(plain, digest_size=32).hexdigest()
-    backend = asyncify.version()
-    key = key_of(plain_hash, options, backend)
+    key = key_of(plain_hash, options, asyncify.version())
     if (known := _cached(cache, key)) is not None:
         tell("done")
         return known
+    with cache.turn(key):
+        # Another process may have made it while this one waited.
+        made = _cached(cache, key) or _made(plain, plain_hash, cache, options, tell)
+    tell("done")
+    return made
+
+
+def _made(
+    plain: bytes, plain_hash: str, cache: Cache, options: Options, tell: Callable[[str], None]
+) -> Registered:
+    """The two children's work, kept in the cache."""
+    backend = asyncify.version()
     (cache.folder / "jobs").mkdir(exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=cache.folder / "jobs") as name:
         folder = Path(name)
@@ -154,9 +165,9 @@ def register(
     )
     head = {name: getattr(made, name) for name in made.__slots__ if name != "wasm"}
     text = json.dumps(head).encode()
+    key = key_of(plain_hash, options, backend)
     cache.put("module", key, len(text).to_bytes(4, "little") + text + wasm)
     cache.put("native", Engine().native_key(module_hash, optimize=options.optimize), machine_code)
-    tell("done")
     return made
 
 

