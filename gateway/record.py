@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.telemetry.decisions import LONGEST_DETAIL, Quotes, Record
+from gateway.telemetry.decisions import LONGEST_DETAIL, Quotes, Record, Who
 from gateway.telemetry.logs import serialized
 
 if TYPE_CHECKING:
@@ -46,17 +46,11 @@ class Recorder:
     def _record(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> Record:
         principal, deployment, tier = call.principal, call.deployment, call.tier
         model = call.fields.model[:LONGEST_NAME] if call.fields is not None else ""
-        total = self._clock.now() - call.received
-        return Record(
-            ts=self._log.stamp(),
-            call=call.id,
-            received=call.received,
-            dialect=call.dialect.value,
+        usage = call.usage
+        who = Who(
+            dialect=call.dialect,
             method=call.method,
             path=call.path[:LONGEST_NAME],
-            status=status,
-            outcome=outcome,
-            end=call.end.value if call.end is not None else "",
             model=model,
             served=(deployment.upstream_model or model) if deployment is not None else "",
             deployment=deployment.id if deployment is not None else "",
@@ -65,9 +59,18 @@ class Recorder:
             agent=principal.agent if principal is not None else "",
             tenant=principal.tenant if principal is not None else "",
             session=call.session,
-            tier=tier.number if tier is not None else 0,
-            client=call.client.value,
+            client=call.client,
             peer=call.peer,
+        )
+        return Record(
+            ts=self._log.stamp(),
+            call=call.id,
+            names=self._quote.names(who),
+            received=call.received,
+            status=status,
+            outcome=outcome,
+            end=call.end if call.end is not None else "",
+            tier=tier.number if tier is not None else 0,
             revision=call.snapshot.revision,
             attempts=call.attempt,
             upstream_status=call.upstream_status,
@@ -77,10 +80,10 @@ class Recorder:
             waited_us=call.queue_us,
             overhead_us=call.overhead_us,
             first_byte_us=call.upstream_us,
-            total_us=total,
+            total_us=self._clock.now() - call.received,
             reserved=call.reserved,
-            usage=call.usage,
-            cost=call.usage.money if call.usage is not None else 0,
+            usage=usage,
+            cost=usage.money if usage is not None else 0,
             notes=call.notes,
         )
 

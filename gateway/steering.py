@@ -116,15 +116,10 @@ class OwnLimits:
             if spec.mode is not Mode.ENFORCE:
                 continue
             for rule, used in self._store.standing(spec.name):
-                limit = rule.limit
-                if rule.name not in SHOWN or rule.calendar or not limit:
+                name, limit = rule.name, rule.limit
+                if name not in SHOWN or rule.calendar or not limit:
                     continue
-                out.append(
-                    OwnLimit(
-                        name=rule.name,
-                        limit=limit // MICRO,
-                        remaining=max(0, limit - used) // MICRO,
-                        reset=used * rule.window // limit,
-                    )
-                )
+                left = limit - used if limit > used else 0
+                reset = used * rule.window // limit
+                out.append(OwnLimit(name, limit // MICRO, left // MICRO, reset))
         return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, End, Family, HeaderList, Kind, Reply, Service
+from gateway.call import Call, End, HeaderList, Kind, Reply, Service
 from gateway.errors import CallerFault, GatewayError, Saturated
 from gateway.wire import ratelimit_headers
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from gateway.telemetry.metrics import Metrics
     from gateway.units import Micros
     from gateway.wire.ratelimit_headers import OwnLimit
+
+MOST_NAMED = 1_024
+"""Headers with names of tiers and models that are remembered."""
+
+_NOT_QUEUED = (b"tidegate-queue-ms", b"0")
 
 OK, FAILED, CANCELLED, REFUSED = "ok", "failed", "cancelled", "refused"
 
@@ -57,7 +62,7 @@ class Observing:
         on_end: Called once per call with its status and outcome: log line and decision record.
     """
 
-    __slots__ = ("_clock", "_metrics", "on_end", "own_limits")
+    __slots__ = ("_clock", "_metrics", "_named", "on_end", "own_limits")
 
     def __init__(
         self,
@@ -71,6 +76,7 @@ class Observing:
         self._metrics = metrics
         self.own_limits = own_limits
         self.on_end = on_end
+        self._named: dict[tuple[bytes, str], tuple[bytes, bytes]] = {}
 
     def __call__(self, inner: Service) -> Service:
         """The service, observed."""
@@ -88,7 +94,7 @@ class Observing:
                 # logs with its call id and answers in the caller's dialect.
                 status = 0 if not isinstance(error, Exception) else 500
                 if call.usage is not None:
-                    self._metrics.settled(_model(call), call.usage)
+                    metrics.settled(_model(call), call.usage)
                 self._ended(call, status, FAILED if status else CANCELLED, None)
                 raise
             self._answered(call, reply)
@@ -106,14 +112,13 @@ class Observing:
         self._ended(call, type(error).status, REFUSED if ours else FAILED, error)
 
     def _closed(self, call: Call, reply: Reply, end: End) -> None:
-        outcome = outcome_of(reply, end)
         if call.usage is not None:
             self._metrics.settled(_model(call), call.usage)
-        self._ended(call, reply.status, outcome, None)
+        self._ended(call, reply.status, outcome_of(reply, end), None)
 
     def _ended(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> None:
         self._metrics.call_ended(
-            dialect=call.dialect.value, model=_model(call), status=status, outcome=outcome
+            dialect=call.dialect, model=_model(call), status=status, outcome=outcome
         )
         self.on_end(call, status, outcome, error)
 
@@ -123,15 +128,15 @@ class Observing:
         overhead = max(0, now - call.received - call.queue_us - call.upstream_us)
         call.overhead_us = overhead
         self._metrics.overhead(overhead)
+        model, deployment = call.model, call.deployment
         if call.reserved:
-            self._metrics.reserved(_model(call), call.reserved)
+            self._metrics.reserved(model.name if model is not None else "", call.reserved)
         self._name(call)
         headers = call.extra_headers
         headers.append((b"tidegate-overhead-ms", _ms(overhead)))
-        deployment = call.deployment
-        if deployment is not None and call.model is not None:
-            served = deployment.upstream_model or call.model.name
-            headers.append((b"tidegate-model-served", served.encode("ascii", "replace")))
+        if deployment is not None and model is not None:
+            served = deployment.upstream_model or model.name
+            headers.append(self._pair(b"tidegate-model-served", served))
         if reply.kind is not None:
             headers += advice(reply)
         self._limits(call, now)
@@ -139,17 +144,28 @@ class Observing:
     def _limits(self, call: Call, now: Micros) -> None:
         """The caller's own limits, on refusals too: that is when its SDK looks at them."""
         limits = self.own_limits(call)
-        if limits and call.family is not Family.MCP:
+        if limits:
             call.extra_headers += ratelimit_headers.limits_out(call.family, limits, now=now)
 
     def _name(self, call: Call) -> None:
         """Headers that refusals carry as well."""
         headers = call.extra_headers
         if call.tier is not None:
-            headers.append((b"tidegate-tier", call.tier.name.encode("ascii", "replace")))
-        headers.append((b"tidegate-queue-ms", _ms(call.queue_us)))
+            headers.append(self._pair(b"tidegate-tier", call.tier.name))
+        waited = call.queue_us
+        headers.append((b"tidegate-queue-ms", _ms(waited)) if waited else _NOT_QUEUED)
         if call.reserved:
-            headers.append((b"tidegate-tokens-reserved", str(call.reserved).encode()))
+            headers.append((b"tidegate-tokens-reserved", b"%d" % call.reserved))
+
+    def _pair(self, header: bytes, name: str) -> tuple[bytes, bytes]:
+        """A header with a name from policy as its value."""
+        pair = self._named.get((header, name))
+        if pair is None:
+            pair = (header, name.encode("ascii", "replace"))
+            if len(self._named) >= MOST_NAMED:
+                self._named.clear()
+            self._named[header, name] = pair
+        return pair
 
 
 def _model(call: Call) -> str:

@@ -8,9 +8,8 @@ of the rules are looked up when somebody asks, in the policy the call was pinned
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import asdict, dataclass, fields, replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
@@ -83,6 +82,40 @@ class Where(Protocol):
         ...
 
 
+class Who(NamedTuple):
+    """Texts that are the same in most calls of one caller: quoted together, and remembered.
+
+    Attributes:
+        path: Without query, which may hold a secret.
+        model, served, deployment: As asked, as answered, and by which rung.
+    """
+
+    dialect: str
+    method: str
+    path: str
+    model: str = ""
+    served: str = ""
+    deployment: str = ""
+    credential: str = ""
+    principal: str = ""
+    agent: str = ""
+    tenant: str = ""
+    session: str = ""
+    client: str = ""
+    peer: str = ""
+
+
+class Names(NamedTuple):
+    """A `Who` as members of a JSON object.
+
+    Attributes:
+        plain: No name that a caller chose looks like a key; see `Log.write`.
+    """
+
+    members: bytes
+    plain: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Record:
     """What one call was and cost. Never changed once made; plain, because a frozen one costs 5 us.
@@ -90,12 +123,11 @@ class Record:
     Attributes:
         ts: `Log.stamp()` of the end.
         call: The call's id.
+        names: `Quotes.names` of who called what.
         received: Instant of its arrival; notes are told on the same axis.
         status: As the client saw it; 0 where it left before the head.
         outcome: ok, failed, cancelled or refused.
         end: How the reply ended.
-        path: Without query, which may hold a secret.
-        model, served, deployment: As asked, as answered, and by which rung.
         code, because: Of a refusal.
         waited_us, overhead_us, first_byte_us, total_us: Spans; `first_byte_us` from send to head.
         cost: Micro-dollars.
@@ -105,32 +137,19 @@ class Record:
     """
 
     ts: str
-    level: str = "info"
-    event: str = "call"
     call: str
+    names: Names
     received: Micros
-    dialect: str
-    method: str
-    path: str
     status: int
     outcome: str
     end: str = ""
-    model: str = ""
-    served: str = ""
-    deployment: str = ""
-    credential: str = ""
-    principal: str = ""
-    agent: str = ""
-    tenant: str = ""
-    session: str = ""
     tier: int = 0
-    client: str = ""
-    peer: str = ""
     revision: int = 0
     attempts: int = 0
     upstream_status: int = 0
     code: str = ""
     because: RuleId = ""
+    error: str = ""
     waited_us: Micros = 0
     overhead_us: Micros = 0
     first_byte_us: Micros = 0
@@ -138,92 +157,106 @@ class Record:
     reserved: Tokens = 0
     usage: Usage | None = None
     cost: MicroUsd = 0
-    trace: str = ""
-    error: str = ""
     notes: Sequence[Note] = ()
 
     @property
     def plain(self) -> bool:
-        """No name that a caller chose looks like a key; see `Log.write`."""
-        return not looks_secret(f"{self.path} {self.model} {self.session} {self.peer} {self.error}")
+        """No text that a caller chose looks like a key; see `Log.write`."""
+        return self.names.plain and not (self.error and looks_secret(self.error))
 
     def line(self, quote: Quotes | None = None) -> bytes:
         """The record as one JSON object of bounded size.
 
         Args:
-            quote: Remembers the names that come again and again. Filling in a text that is nearly
+            quote: Remembers the texts that come again and again. Filling in one that is nearly
                 constant costs a third of what an encoder takes.
         """
         quote = quote or Quotes()
-        try:
-            values = [quote(one) if type(one) is str else one for one in _PLAIN(self)]
-            usage = b"null" if self.usage is None else orjson.dumps(self.usage)
-            notes = b",".join([_noted(note, quote) for note in self.notes])
-            line = _LINE % (*values, quote.names(_WHO(self)), usage, notes)
-        except orjson.JSONEncodeError:  # a lone surrogate in a name
-            line = serialized(asdict(self))
+        line = self._line(quote, b",".join([quote.note(note) for note in self.notes]))
         if len(line) > LONGEST:
-            line = serialized(asdict(replace(self, notes=shortened(self.notes))))
+            line = self._line(quote, b",".join(map(serialized, shortened(self.notes))))
         return line
 
+    def _line(self, quote: Quotes, notes: bytes) -> bytes:
+        refusal = _NO_REFUSAL
+        if self.code or self.because or self.error:
+            refusal = _REFUSAL % (quote(self.code), quote(self.because), quoted(self.error))
+        return _LINE % (
+            self.ts.encode(), self.call.encode(), self.received, self.names.members, self.status,
+            quote(self.outcome), quote(self.end), self.tier, self.revision, self.attempts,
+            self.upstream_status, refusal, self.waited_us, self.overhead_us, self.first_byte_us,
+            self.total_us, self.reserved, self.cost,
+            b"null" if self.usage is None else orjson.dumps(self.usage), notes,
+        )  # fmt: skip
 
-_PARTS = ("usage", "notes")
-_NAMED = (
-    "dialect", "method", "path", "model", "served", "deployment", "credential", "principal",
-    "agent", "tenant", "session", "client", "peer",
-)  # fmt: skip
-"""Texts that are the same in most calls of one caller: remembered together."""
-_PLAINS = [one for one in fields(Record) if one.name not in (*_NAMED, *_PARTS)]
-_PLAIN = attrgetter(*[one.name for one in _PLAINS])
-_WHO = attrgetter(*_NAMED)
-_NUMBERS = ("int", "Micros", "MicroUsd", "Tokens")
-_LINE = b'{%b,%%b,"usage":%%b,"notes":[%%b]}' % b",".join(
-    b'"%b":%b' % (one.name.encode(), b"%d" if one.type in _NUMBERS else b"%b") for one in _PLAINS
+
+_LINE = (
+    b'{"ts":"%b","level":"info","event":"call","call":"%b","received":%d,%b,"status":%d,'
+    b'"outcome":%b,"end":%b,"tier":%d,"revision":%d,"attempts":%d,"upstream_status":%d,%b,'
+    b'"waited_us":%d,"overhead_us":%d,"first_byte_us":%d,"total_us":%d,"reserved":%d,"cost":%d,'
+    b'"usage":%b,"notes":[%b]}'
 )
-_NOTE = b'{"layer":%b,"verdict":%b,"because":%b,"at":%d,"detail":%b}'
+_REFUSAL = b'"code":%b,"because":%b,"error":%b'
+_NO_REFUSAL = _REFUSAL % (b'""', b'""', b'""')
 
 
-def _noted(note: Note, quote: Quotes) -> bytes:
-    return _NOTE % (
-        quote(note.layer), quote(note.verdict), quote(note.because), note.at,
-        orjson.dumps(note.detail),
-    )  # fmt: skip
+def quoted(text: str) -> bytes:
+    """The text as JSON, a lone surrogate in it as its escape."""
+    try:
+        return orjson.dumps(text)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(text.encode("utf-8", "backslashreplace").decode())
 
 
 class Quotes:
     """Texts as JSON, the last ones remembered; half of what records hold are names from policy."""
 
-    __slots__ = ("_groups", "_known")
+    __slots__ = ("_groups", "_known", "_links")
 
     def __init__(self) -> None:
         self._known: dict[str, bytes] = {}
-        self._groups: dict[tuple[str, ...], bytes] = {}
+        self._groups: dict[Who, Names] = {}
+        self._links: dict[tuple[str, str, str], bytes] = {}
 
     def __call__(self, text: str) -> bytes:
-        """The text as JSON. Raises JSONEncodeError for one that is no Unicode."""
-        quoted = self._known.get(text)
-        if quoted is None:
-            quoted = orjson.dumps(text)
+        """The text as JSON."""
+        known = self._known.get(text)
+        if known is None:
+            known = quoted(text)
             if len(text) <= LONGEST_QUOTE:
                 if len(self._known) >= MOST_QUOTES:
                     self._known.clear()
-                self._known[text] = quoted
-        return quoted
+                self._known[text] = known
+        return known
 
-    def names(self, values: tuple[str, ...]) -> bytes:
-        """The texts of `_NAMED`, in order, as members of an object."""
-        group = self._groups.get(values)
-        if group is None:
-            pairs = zip(_NAMED, values, strict=True)
-            group = b",".join([b'"%b":%b' % (name.encode(), self(text)) for name, text in pairs])
-            if len(group) <= LONGEST_GROUP:
+    def names(self, who: Who) -> Names:
+        """The texts, in order, as members of an object."""
+        found = self._groups.get(who)
+        if found is None:
+            pairs = zip(Who._fields, who, strict=True)
+            members = b",".join([b'"%b":%b' % (key.encode(), self(text)) for key, text in pairs])
+            chosen = f"{who.path} {who.model} {who.session} {who.peer}"
+            found = Names(members, not looks_secret(chosen))
+            if len(members) <= LONGEST_GROUP:
                 if len(self._groups) >= MOST_GROUPS:
                     self._groups.clear()
-                self._groups[values] = group
-        return group
+                self._groups[who] = found
+        return found
+
+    def note(self, note: Note) -> bytes:
+        """One link of a chain as an object."""
+        key = (note.layer, note.verdict, note.because)
+        link = self._links.get(key)
+        if link is None:
+            link = b'{"layer":%b,"verdict":%b,"because":%b,' % tuple(map(self, key))
+            if len(link) <= LONGEST_GROUP:
+                if len(self._links) >= MOST_GROUPS:
+                    self._links.clear()
+                self._links[key] = link
+        return b'%b"at":%d,"detail":%b}' % (link, note.at, quoted(note.detail))
 
 
-def shortened(notes: Sequence[Note]) -> list[Any]:
+def shortened(notes: Sequence[Note]) -> list[dict[str, Any]]:
     """At most `MOST_NOTES` links with short details: the first and the last of a longer chain."""
     half = MOST_NOTES // 2
     kept = notes if len(notes) <= MOST_NOTES else [*notes[:half], *notes[-half:]]

@@ -11,7 +11,7 @@ what ended; gauges that mirror other parts (pools, timers) are set when a page i
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -38,6 +38,9 @@ SERIES = {
 }  # fmt: skip
 """Series of a family, by what they count."""
 
+MOST_KNOWN = 1_024
+"""Sets of raw values whose child is remembered, per family."""
+
 STATUSES = frozenset(
     (
         *range(200, 207), 301, 302, 304, 307, 308, *range(400, 406), 408, 409, 413, 415, 422, 424,
@@ -55,6 +58,11 @@ LANES = ("task", "1", "2", "3")
 
 Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 Child = TypeVar("Child", Tally, Gauge, Spread)
+Fold: TypeAlias = "Callable[..., tuple[str, ...]]"
+
+
+def _as_they_are(*values: str) -> tuple[str, ...]:
+    return values
 
 
 class Bounded:
@@ -77,26 +85,42 @@ class Bounded:
 
 
 class Family(Generic[Child]):
-    """One metric name whose children are bound once, at most `bound` and a spare of them."""
+    """One metric name whose children are bound once, at most `bound` and a spare of them.
 
-    __slots__ = ("_bound", "_children", "_make", "_open")
+    Attributes:
+        fold: Makes labels of the values that callers give (a pool's full name, a status): once for
+            each set of values, as long as that is remembered.
+    """
+
+    __slots__ = ("_bound", "_children", "_known", "_make", "_open", "fold")
 
     def __init__(
-        self, make: Callable[[tuple[str, ...]], Child], *, bound: int, open_labels: tuple[int, ...]
+        self,
+        make: Callable[[tuple[str, ...]], Child],
+        *,
+        bound: int,
+        open_labels: tuple[int, ...],
     ) -> None:
         self._make: Callable[[tuple[str, ...]], Child] = make
         self._bound = bound
         self._open = frozenset(open_labels)
+        self.fold: Fold = _as_they_are
         self._children: dict[tuple[str, ...], Child] = {}
+        self._known: dict[tuple[object, ...], Child] = {}
 
-    def __call__(self, *values: str) -> Child:
-        """The child of these label values, in the order of the labels."""
-        child = self._children.get(values)
-        return self._bind(values) if child is None else child
+    def __call__(self, *values: str | int) -> Child:
+        """The child of these values, in the order of the labels."""
+        child = self._known.get(values)
+        if child is None:
+            child = self._bind(self.fold(*values))
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[values] = child
+        return child
 
     def _bind(self, values: tuple[str, ...]) -> Child:
         key = values
-        if len(self._children) >= self._bound:
+        if key not in self._children and len(self._children) >= self._bound:
             key = tuple(OTHER if at in self._open else value for at, value in enumerate(values))
             if key not in self._children and len(self._children) >= self._bound + SPARE:
                 key = (OTHER,) * len(values)
@@ -262,15 +286,28 @@ class Metrics:
         )
         self._timers = self._gauge("timers_armed", "Timers of the loop that are ours")
         self._declare_holds(few)
-        self._build = self._gauge("build_info", "1 for the running version", "version", 1, 0)
-        self._build(version or "unknown").set(1)
+        build = self._gauge("build_info", "1 for the running version", "version", 1, 0)
+        build(version or "unknown").set(1)
 
     # --- declaring
+
+    def _fold_names(self) -> None:
+        """What callers, pools and upstreams are called becomes a label with a bound."""
+        model, pool = self._model_names, self._pool_names
+        self._calls.fold = lambda dialect, name, status, outcome: (
+            dialect, model(name), status_label(status), outcome,
+        )  # fmt: skip
+        self._upstream.fold = lambda provider, status: (provider, status_label(status))
+        self._waits.fold = lambda name, tier: (pool(pool_label(name)), LANES[tier])
+        for per_model in (self._reserved, self._cost, self._usage_estimated):
+            per_model.fold = lambda name: (model(name),)
+        self._used.fold = lambda name, kind: (model(name), kind)
 
     def _declare_holds(self, few: int) -> None:
         self._holds = self._counter("holds", "What became of held calls", "event", few, 0)
         self._holds_waiting = self._gauge("holds_waiting", "Calls held now", "tier", 3)
         self._webhooks = self._counter("webhooks", "Deliveries by outcome", "outcome", few, 0)
+        self._fold_names()
 
     def _note(self, name: str, kind: str, labels: str) -> tuple[str, tuple[str, ...]]:
         full, names = f"tidegate_{name}", tuple(labels.split())
@@ -332,7 +369,7 @@ class Metrics:
             outcome: ok, failed, cancelled or refused.
         """
         self._under_way -= 1
-        self._calls(dialect, self._model_names(model), status_label(status), outcome).inc()
+        self._calls(dialect, model, status, outcome).inc()
 
     def overhead(self, span: Micros) -> None:
         """Our own part of a call that was served."""
@@ -358,24 +395,23 @@ class Metrics:
 
     def reserved(self, model: str, tokens: Tokens) -> None:
         """Tokens were reserved for an attempt."""
-        self._reserved(self._model_names(model)).inc(tokens)
+        self._reserved(model).inc(tokens)
 
     def settled(self, model: str, usage: Usage) -> None:
         """A call was settled, exactly once."""
-        name = self._model_names(model)
-        self._use_of(name, "input", usage.input)
-        self._use_of(name, "output", usage.output)
-        self._use_of(name, "cache_read", usage.cache_read)
-        self._use_of(name, "cache_write", usage.cache_write)
-        self._use_of(name, "reasoning", usage.reasoning)
+        for kind, tokens in (
+            ("input", usage.input),
+            ("output", usage.output),
+            ("cache_read", usage.cache_read),
+            ("cache_write", usage.cache_write),
+            ("reasoning", usage.reasoning),
+        ):
+            if tokens:
+                self._used(model, kind).inc(tokens)
         if usage.money:
-            self._cost(name).inc(usage.money)
+            self._cost(model).inc(usage.money)
         if usage.estimated:
-            self._usage_estimated(name).inc()
-
-    def _use_of(self, model: str, kind: str, tokens: Tokens | None) -> None:
-        if tokens:
-            self._used(model, kind).inc(tokens)
+            self._usage_estimated(model).inc()
 
     def input_estimated(self, reason: str) -> None:
         """A prompt was not counted exactly."""
@@ -397,7 +433,7 @@ class Metrics:
 
     def waited(self, pool: str, tier: int, span: Micros) -> None:
         """A call was granted by a pool after so long; tier 0 is the lane of tasks."""
-        self._waits(self._pool(pool), LANES[tier]).observe(span / MICRO)
+        self._waits(pool, tier).observe(span / MICRO)
 
     def shed(self, pool: str) -> None:
         """A call was refused because it could not be served before its deadline."""
@@ -442,7 +478,7 @@ class Metrics:
 
     def answered(self, provider: str, status: int, kind: str | None) -> None:
         """A head came; `kind` is the meaning of one that refuses."""
-        self._upstream(provider, status_label(status)).inc()
+        self._upstream(provider, status).inc()
         if kind:
             self._provider_refusals(str(kind)).inc()
 

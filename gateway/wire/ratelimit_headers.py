@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.call import Family
-from gateway.units import MICRO, valueclass
+from gateway.units import MICRO
 
 if TYPE_CHECKING:
     from gateway.call import HeaderList
@@ -99,8 +99,7 @@ class UpstreamLimits:
         return max(resets, default=None)
 
 
-@valueclass(frozen=True, slots=True, kw_only=True)
-class OwnLimit:
+class OwnLimit(NamedTuple):
     """One of the caller's own limits, to be shown in its answer.
 
     Attributes:
@@ -354,20 +353,23 @@ def limits_out(family: Family, limits: Sequence[OwnLimit], *, now: Micros) -> He
         limits: Where a dimension stands twice, the one with less remaining is shown.
         now: Micros since the epoch, for Anthropic's dates.
     """
+    known = _NAMES_OUT.get(family)
+    if known is None:
+        return []
     tightest: dict[str, OwnLimit] = {}
     for limit in limits:
-        known = tightest.get(limit.name)
-        if known is None or limit.remaining < known.remaining:
+        other = tightest.get(limit.name)
+        if other is None or limit.remaining < other.remaining:
             tightest[limit.name] = limit
     out: HeaderList = []
-    for limit in tightest.values():
-        names = _NAMES_OUT.get((family, limit.name))
+    openai = family is Family.OPENAI
+    for name, most, remaining, wait in tightest.values():
+        names = known.get(name)
         if names is None:
             continue
-        openai = family is Family.OPENAI
-        reset = go_duration(limit.reset) if openai else _date_out(now + max(0, limit.reset))
-        out.append((names[0], b"%d" % limit.limit))
-        out.append((names[1], b"%d" % max(0, min(limit.remaining, limit.limit))))
+        reset = go_duration(wait) if openai else _date_out(now + max(0, wait))
+        out.append((names[0], b"%d" % most))
+        out.append((names[1], b"%d" % max(0, min(remaining, most))))
         out.append((names[2], reset.encode()))
     return out
 
@@ -385,12 +387,11 @@ def _names_out(family: Family, unit: str) -> tuple[bytes, bytes, bytes]:
 
 
 _NAMES_OUT = {
-    (family, unit): _names_out(family, unit)
+    family: {unit: _names_out(family, unit) for unit in units}
     for family, units in (
         (Family.OPENAI, ("requests", "tokens")),
         (Family.ANTHROPIC, ("requests", "tokens", "input", "output")),
     )
-    for unit in units
 }
 """Made once: six headers on every answer of a caller with limits."""
 

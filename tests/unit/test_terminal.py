@@ -10,7 +10,7 @@ from gateway.admission.profiles import Usage
 from gateway.call import VerdictNote
 from gateway.cli import admin_address, parser
 from gateway.snapshot import Place
-from gateway.telemetry.decisions import Decisions, Record
+from gateway.telemetry.decisions import Decisions, Quotes, Record, Who
 from gateway.terminal import explain_lines, status_lines
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ START = 1_795_974_596_738_537
 
 def explained(**facts: Any) -> str:
     record = Record(
-        ts="2026-11-29T17:49:57.806Z", call="c1", received=START, dialect="chat", method="POST",
-        path="/v1/chat/completions", agent="lab", **facts,
+        ts="2026-11-29T17:49:57.806Z", call="c1", received=START,
+        names=Quotes().names(Who("chat", "POST", "/v1/chat/completions", agent="lab")), **facts,
     )  # fmt: skip
     decisions = Decisions(lambda data: data)
     decisions.add("c1", record.line(), PLACES)

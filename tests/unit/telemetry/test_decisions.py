@@ -10,7 +10,7 @@ import pytest
 from gateway.admission.profiles import Usage
 from gateway.call import VerdictNote
 from gateway.snapshot import Place
-from gateway.telemetry.decisions import MOST_NOTES, Decisions, Record, place_of
+from gateway.telemetry.decisions import MOST_NOTES, Decisions, Quotes, Record, Who, place_of
 from gateway.telemetry.logs import LONGEST, Redactor
 
 PLACES = {
@@ -23,8 +23,9 @@ def record(**changes):
     fields = {
         "ts": "2026-11-29T10:00:00.000Z", "call": "c1", "received": 5_000_000, "dialect": "chat",
         "method": "POST", "path": "/v1/chat/completions", "status": 200, "outcome": "ok",
-    }  # fmt: skip
-    return Record(**fields | changes)
+    } | changes  # fmt: skip
+    names = {key: fields.pop(key) for key in Who._fields if key in fields}
+    return Record(names=Quotes().names(Who(**names)), **fields)
 
 
 def note(layer="admit", verdict="admit", because="pools.gpt.limits.tpm", at=5_002_500, detail=""):
