@@ -8,20 +8,22 @@ A `Reply` owns everything that must be given back; `close()` is idempotent and m
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from gateway.admission.profiles import Estimate, Usage
+from gateway.admission.profiles import Accounting, Estimate, Usage
 from gateway.units import Micros, RuleId, Tokens, valueclass
 
 if TYPE_CHECKING:
+    import asyncio
+
     from gateway.snapshot import AgentRule, Deployment, Model, Server, Snapshot, Tier, ToolRule
 
 __all__ = [
     "Bytes", "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList",
-    "HeldCall", "Kind", "Layer", "Part", "PartKind", "Principal", "Remembered", "Reply", "Service",
-    "Source", "ToolCall", "Usage", "VerdictNote",
+    "HeldCall", "Kind", "Layer", "Part", "PartKind", "Piece", "Principal", "Remembered", "Reply",
+    "Service", "Source", "ToolCall", "Usage", "VerdictNote",
 ]  # fmt: skip
 
 HeaderList: TypeAlias = "list[tuple[bytes, bytes]]"
@@ -88,9 +90,8 @@ class Fields:
 
 
 class PartKind(StrEnum):
-    """How a part of a prompt is counted."""
+    """How a part of a prompt that is no text is counted."""
 
-    TEXT = "text"
     TOKEN_IDS = "token_ids"  # noqa: S105 - a kind of part
     IMAGE = "image"
     AUDIO = "audio"
@@ -100,22 +101,24 @@ class PartKind(StrEnum):
 
 @valueclass(frozen=True, slots=True)
 class Part:
-    """One countable piece of a prompt.
+    """One countable piece of a prompt that is no text; a payload is never in it.
 
     Attributes:
         kind: How to count it.
-        text: TEXT: the text. Media: "" (never the payload).
         count: TOKEN_IDS and OVERHEAD: tokens. FILE: payload bytes.
         width, height: IMAGE: pixels, 0 where unknown.
         detail: IMAGE: "low", "high", "auto".
     """
 
     kind: PartKind
-    text: str = ""
     count: int = 0
     width: int = 0
     height: int = 0
     detail: str = "auto"
+
+
+Piece: TypeAlias = "Part | str"
+"""One countable piece of a prompt: nearly all are texts, which stand for themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,7 @@ class Principal:
         expires: Wall-clock seconds; 0 never.
         session, workflow: From mapped claims of the credential; "" where it names none. They win
             over hints in headers and body.
+        accountings: How each of `pools` charges, by its rule.
     """
 
     id: str
@@ -143,10 +147,15 @@ class Principal:
     expires: float = 0.0
     session: str = ""
     workflow: str = ""
+    accountings: tuple[Accounting, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What does not change from call to call is asked of the rule once."""
+        charged = tuple(self.rule.accounting_for(pool.name) for pool in self.pools)
+        object.__setattr__(self, "accountings", charged)
 
 
-@valueclass(frozen=True, slots=True)
-class VerdictNote:
+class VerdictNote(NamedTuple):
     """One link of the chain of because: which layer decided what, by which rule, when."""
 
     layer: str
@@ -269,6 +278,7 @@ class Call:
         fields (edge): what policy needs of the body; None on routes that are not parsed.
         rpc (edge): the JSON-RPC messages of an MCP POST, a `wire.mcp.Posted`; else None.
         tool (target): what is asked of a tool server; None for all other calls.
+        task (edge): the task that answers it, for deadlines and evictions; None if nobody said.
         principal, session, tier, deadline (identify): `deadline` is an instant of `clock.now()`.
         model, deployment, estimate (estimate, then downgrade): the rung now tried.
         attempt (retry): 1 on the first.
@@ -294,8 +304,8 @@ class Call:
         "dialect", "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers",
         "id", "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer",
         "place_key", "principal", "queue_us", "received", "reserved", "rpc", "rungs_left", "sent",
-        "session", "snapshot", "tags", "target", "tier", "tool", "upload", "upstream_status",
-        "upstream_us", "usage", "usage_injected",
+        "session", "snapshot", "tags", "target", "task", "tier", "tool", "upload",
+        "upstream_status", "upstream_us", "usage", "usage_injected",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - the edge states every fact of the request once
@@ -327,6 +337,7 @@ class Call:
         self.snapshot = snapshot
         self.received = received
         self.peer = ""
+        self.task: asyncio.Task[object] | None = None
         self.parsed: Mapping[str, Any] | None = None
         self.fields: Fields | None = None
         self.rpc: Any = None

@@ -142,16 +142,20 @@ class Expiry:
 
     __slots__ = ("_clock", "_delay", "_fired", "_task", "_timer")
 
-    def __init__(self, clock: Clock, delay: Micros) -> None:
+    def __init__(
+        self, clock: Clock, delay: Micros, task: asyncio.Task[object] | None = None
+    ) -> None:
+        """`task` is the one that enters the block, where the caller knows it."""
         self._clock = clock
         self._delay = delay
         self._fired = False
         self._timer: Timer | None = None
-        self._task: asyncio.Task[object] | None = None
+        self._task = task
 
     def __enter__(self) -> Expiry:
         """Arm the deadline."""
-        self._task = asyncio.current_task()
+        if self._task is None:
+            self._task = asyncio.current_task()
         self._timer = self._clock.after(self._delay, self._fire)
         return self
 

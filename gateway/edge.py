@@ -145,7 +145,9 @@ class Edge:
         except GatewayError as error:
             await self._refuse_early(outlet, scope, head, receive, error)
             return
-        await self._fly(Flight(call, head, outlet, receive), streams=entry.streams_upload)
+        flight = Flight(call, head, outlet, receive)
+        call.task = flight.task
+        await self._fly(flight, streams=entry.streams_upload)
 
     # --- the gates -----------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import tiktoken
 
-from gateway.call import Family, Part, PartKind
+from gateway.call import Family, Part, PartKind, Piece
 from gateway.units import MICRO, Micros, Tokens, valueclass
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ __all__ = ["Counted", "Counter", "Encoder", "Missing", "Vocabulary", "guess", "g
 INLINE = 12_000
 """Uncached characters counted at once: at worst 3 ms (a repeated letter), usually below 1 ms."""
 
-DIRECT = 128
-"""Shorter texts are counted each time: cheaper than the cache's memory."""
+DIRECT = 16
+"""Shorter texts are counted each time: cheaper than the cache's memory. An agent's history is full
+of texts a little longer (arguments, results), and counting one costs 3 to 10 us (docs/adr/0032)."""
 
 SMALL = 2_048
 """Characters of short texts that a prompt counts on the spot, one by one."""
@@ -59,6 +60,9 @@ LOOKBACK = 16 * 1024
 
 MAX_UNCACHED = 4 * 1024 * 1024
 """Uncached characters of one call beyond which it is estimated."""
+
+HASH_SHORT = 64 * 1024
+"""Characters up to which a text is hashed by Python itself, at four times the speed of BLAKE2b."""
 
 HASH_INLINE = 1024 * 1024
 """Characters of one call hashed at once (about 1.5 ms); what is beyond is hashed in the thread."""
@@ -310,12 +314,19 @@ def media(part: Part, family: Family) -> Tokens:
 
 # --- counting ---------------------------------------------------------------------------------
 
-Key: TypeAlias = tuple[str, str, bytes]
-"""Tenant, encoding, digest. The tenant, lest timing reveals what others have sent."""
+Key: TypeAlias = tuple[str, str, int | bytes]
+"""Tenant, encoding, fingerprint. The tenant, lest timing reveals what others have sent."""
 
 
-def digest(text: str) -> bytes:
-    """BLAKE2b-128 of the text; lone surrogates are taken as they are."""
+def fingerprint(text: str) -> int | bytes:
+    """What stands for a text: Python's own keyed hash of 64 bits, BLAKE2b-128 of a long one.
+
+    The key of that hash is the process's secret, and 50,000 of its values meet by chance once in
+    10^10 processes. Hashing a long text would hold the interpreter; BLAKE2b lets it go. Lone
+    surrogates are taken as they are (docs/adr/0032).
+    """
+    if len(text) <= HASH_SHORT:
+        return hash(text)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -354,7 +365,7 @@ class _Counts:
 
 @dataclass(slots=True)
 class _Text:
-    """A text to be counted; `key` has an empty digest while unhashed, is None where not cached."""
+    """A text to be counted; `key` has b"" while it is unhashed, is None where not cached."""
 
     text: str
     key: Key | None = None
@@ -377,8 +388,8 @@ class _Job:
         for item in self.texts:
             if self.stopped:
                 return
-            if item.key is not None and not item.key[2]:
-                item.key = (item.key[0], item.key[1], digest(item.text))
+            if item.key is not None and item.key[2] == b"":
+                item.key = (item.key[0], item.key[1], fingerprint(item.text))
                 item.count = self._counts.peek(item.key)
             if item.count is None:
                 item.count = self._measure(item.text)
@@ -453,7 +464,7 @@ class Counter:
 
     def count(
         self,
-        parts: Iterable[Part],
+        parts: Iterable[Piece],
         *,
         encoding: str,
         tenant: str,
@@ -477,51 +488,46 @@ class Counter:
         encoder = self._encoders.get(encoding)
         ready = encoder if encoder is not None and not isinstance(encoder, Missing) else None
         for part in parts:
-            kind = part.kind
-            if kind is not PartKind.TEXT:
-                total += part.count if kind is PartKind.OVERHEAD else media(part, family)
+            if not isinstance(part, str):
+                over = part.kind is PartKind.OVERHEAD
+                total += part.count if over else media(part, family)
                 continue
-            text = part.text
-            length = len(text)
+            length = len(part)
+            key: Key | None = None
             if length < DIRECT:
-                known = words.get((encoding, text))
-                if known is not None:
-                    total += known
-                    continue
-                if ready is not None and length <= direct:
-                    direct -= length
-                    known = self._short(ready, encoding, text)
-                    if known is not None:
-                        total += known
-                        continue
-                key = None
+                known = words.get((encoding, part))
             elif length > may_hash:
-                key = (tenant, encoding, b"")
+                key, known = (tenant, encoding, b""), None
             else:
                 may_hash -= length
-                key = (tenant, encoding, digest(text))
+                key = (tenant, encoding, fingerprint(part))
                 known = find(key)
-                if known is not None:
-                    total += known
-                    continue
-            if text:
-                new.append(_Text(text, key))
+            if known is None and ready is not None and length <= direct:
+                direct -= length
+                known = self._short(ready, encoding, part, key)
+            if known is not None:
+                total += known
+                continue
+            if part:
+                new.append(_Text(part, key))
                 size += length
         return self._rest(encoding, total, new, size) if new else Counted(total)
 
-    def _short(self, encoder: Encoder, encoding: str, text: str) -> Tokens | None:
+    def _short(self, encoder: Encoder, encoding: str, text: str, key: Key | None) -> Tokens | None:
         """Tokens of a short text, counted on the spot; None where the encoder fails."""
         try:
             count = len(encoder.encode_ordinary(text))
         except FAULTS:
             return None
-        if text in ROLES:
+        if key is not None:
+            self._counts.put(key, count)
+        elif text in ROLES:
             self._words[encoding, text] = count
         return count
 
     async def local_count(
         self,
-        parts: Iterable[Part],
+        parts: Iterable[Piece],
         *,
         encoding: str,
         tenant: str,

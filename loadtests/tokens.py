@@ -20,7 +20,6 @@ from pathlib import Path
 
 import tiktoken
 
-from gateway.call import Part, PartKind
 from gateway.clock import LoopClock
 from gateway.settings import export_vocabulary_dir, from_environment
 from gateway.tokens import PINNED, Counted, Counter, Vocabulary, slices
@@ -58,7 +57,7 @@ def of_tokens(lines: list[str], rng: random.Random, encoder: tiktoken.Encoding, 
 
 async def count(counter: Counter, texts: list[str], tenant: str) -> tuple[Counted, float]:
     """The count and the CPU milliseconds of the process that it took."""
-    parts = [Part(PartKind.TEXT, text) for text in texts]
+    parts = list(texts)
     began = time.process_time()
     counted = counter.count(parts, encoding=ENCODING, tenant=tenant)
     if not isinstance(counted, Counted):

@@ -64,11 +64,14 @@ class Remembered(Generic[V]):
 
     def made(self, key: object) -> V:
         """The entry, made if needed."""
-        entry = self.get(key)
-        if entry is None:
-            if len(self._entries) >= self._most:
-                self._entries.popitem(last=False)
-            entry = self._entries[key] = self._make()
+        entries = self._entries
+        entry = entries.get(key)
+        if entry is not None:
+            entries.move_to_end(key)
+            return entry
+        if len(entries) >= self._most:
+            entries.popitem(last=False)
+        entry = entries[key] = self._make()
         return entry
 
 
@@ -110,18 +113,19 @@ class OutputEstimator:
         self._classes: Remembered[Lengths] = Remembered(most, Lengths)
         self._models: Remembered[Lengths] = Remembered(most, Lengths)
 
-    def _lengths(self, model: str, agent: str) -> Lengths | None:
-        return self._classes.get((model, agent)) or self._models.get(model)
-
-    def predict(self, model: str, agent: str, *, cap: Tokens | None) -> Tokens:
-        """Expected output, rounded up, never above the cap, never negative."""
-        lengths = self._lengths(model, agent)
+    def predict(
+        self, model: str, agent: str, *, cap: Tokens | None, most: Tokens | None = None
+    ) -> Tokens:
+        """Expected output, rounded up, never above the cap or the model's own, never negative."""
+        lengths = self._classes.get((model, agent)) or self._models.get(model)
         expected = FIRST_GUESS if lengths is None else ceil(lengths.mean)
-        return expected if cap is None else max(0, min(cap, expected))
+        if cap is not None and cap < expected:
+            expected = max(0, cap)
+        return expected if most is None or most > expected else max(0, most)
 
     def high(self, model: str, agent: str) -> Tokens | None:
-        """The learned p99 of output; None where nothing was learned."""
-        lengths = self._lengths(model, agent)
+        """The learned p99 of output, for calls that name no cap; None where nothing was learned."""
+        lengths = self._classes.get((model, agent)) or self._models.get(model)
         return None if lengths is None else ceil(lengths.high)
 
     def learn(self, model: str, agent: str, tokens: Tokens) -> None:
@@ -155,7 +159,8 @@ class InputBias:
 
     def apply(self, model: str, counted: Tokens, *, tools: bool, images: bool) -> Tokens:
         """The counted tokens as the provider would count them, rounded up."""
-        return ceil(counted * self.factor(model, tools=tools, images=images))
+        bias = self._factors.get((model, tools, images))
+        return counted if bias is None else ceil(counted * bias.factor)
 
     def learn(
         self, model: str, *, estimated: Tokens, reported: Tokens, tools: bool, images: bool
@@ -195,7 +200,7 @@ class CacheShare:
 
 
 class Learned:
-    """The three together, as the estimate layer asks and settle teaches."""
+    """The three together: the estimate layer asks them, settle teaches them."""
 
     __slots__ = ("bias", "cache", "outputs")
 
@@ -203,36 +208,3 @@ class Learned:
         self.outputs = OutputEstimator()
         self.bias = InputBias()
         self.cache = CacheShare()
-
-    def input(self, model: str, counted: Tokens, *, tools: bool, images: bool) -> Tokens:
-        """Counted input tokens with the learned bias."""
-        return self.bias.apply(model, counted, tools=tools, images=images)
-
-    def output(
-        self, model: str, agent: str, *, cap: Tokens | None, most: Tokens | None = None
-    ) -> Tokens:
-        """Expected output, below the call's cap and the model's own maximum."""
-        caps = [limit for limit in (cap, most) if limit is not None]
-        return self.outputs.predict(model, agent, cap=min(caps) if caps else None)
-
-    def high(self, model: str, agent: str) -> Tokens | None:
-        """The learned p99 of output, for calls that name no cap (`Estimate.high`)."""
-        return self.outputs.high(model, agent)
-
-    def cached(self, session: str, tokens: Tokens) -> Tokens:
-        """Input tokens expected from the provider's cache."""
-        return self.cache.predict(session, tokens)
-
-    def learn_input(
-        self, model: str, *, estimated: Tokens, reported: Tokens, tools: bool, images: bool
-    ) -> None:
-        """See `InputBias.learn`."""
-        self.bias.learn(model, estimated=estimated, reported=reported, tools=tools, images=images)
-
-    def learn_output(self, model: str, agent: str, tokens: Tokens) -> None:
-        """See `OutputEstimator.learn`."""
-        self.outputs.learn(model, agent, tokens)
-
-    def learn_cached(self, session: str, *, read: Tokens, of: Tokens) -> None:
-        """See `CacheShare.learn`."""
-        self.cache.learn(session, read=read, of=of)

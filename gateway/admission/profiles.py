@@ -465,7 +465,7 @@ def settle(
         spec: As given to `reserve`.
         outcome: How the attempt ended.
     """
-    if outcome in {Outcome.QUOTA, Outcome.RAMP}:
+    if outcome is Outcome.QUOTA or outcome is Outcome.RAMP:
         kept = accounting.refused_counts
         return tuple(
             cost if kept and dimension.name == "requests" else 0
@@ -473,35 +473,35 @@ def settle(
         )
     if usage is None:
         return None
+    fresh, output = _used(accounting, usage)
+    whole = None
+    if fresh is not None and output is not None:
+        whole = fresh + accounting.output_weight * output
+    standing = accounting.profile is Profile.UPFRONT_MAX
     vector = []
     for dimension, cost in zip(spec.dimensions, reserved, strict=True):
-        units = _actual(accounting, usage, dimension.name)
-        vector.append(cost if units is None else max(0, units) * MICRO)
+        name = dimension.name
+        if name == "money":
+            units: int | None = usage.money
+        elif name == "requests" or standing:
+            units = None
+        elif name == "input":
+            units = fresh
+        else:
+            units = output if name == "output" else whole
+        vector.append(cost if units is None else units * MICRO if units > 0 else 0)
     actual = tuple(vector)
     return None if actual == reserved else actual
 
 
-def _actual(accounting: Accounting, usage: Usage, name: str) -> int | None:
-    """Units really used of the dimension; None keeps the reservation."""
+def _used(accounting: Accounting, usage: Usage) -> tuple[int | None, int | None]:
+    """Input and output that the profile charges; None keeps the reservation."""
     profile = accounting.profile
-    if name == "requests":
-        return None
-    if name == "money":
-        return usage.money
-    if profile is Profile.UPFRONT_MAX:
-        return None
     if profile is Profile.NONE:
-        return 0
+        return 0, 0
     fresh = usage.input
     if fresh is not None:
         fresh += usage.cache_write or 0
         if accounting.cached_input_counts:
             fresh += usage.cache_read or 0
-    if name == "input":
-        return fresh
-    output = 0 if profile is Profile.INPUT_ONLY else usage.output
-    if name == "output":
-        return output
-    if fresh is None or output is None:
-        return None
-    return fresh + accounting.output_weight * output
+    return fresh, 0 if profile is Profile.INPUT_ONLY else usage.output

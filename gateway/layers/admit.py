@@ -24,7 +24,7 @@ from gateway.errors import BudgetSpent, DeadlinePassed, GatewayError, NeverFits,
 from gateway.units import MICRO, Micros, Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from gateway.admission.profiles import Estimate
     from gateway.clock import Clock, Timer
@@ -48,6 +48,7 @@ class Admission:
         store: Where the pools are.
         clock: For deadlines and lease renewals.
         tickets: Keeps places across refusals; None keeps none.
+        at_once: The store's short way, where it has one: granted, or None, and then ask in full.
         on_wait: Called with pool, tier and micros waited, for metrics.
         on_shed: Called with the pool of a call that was refused, for metrics.
         producing: Output tokens expected of the calls in flight, by provider pool.
@@ -55,7 +56,8 @@ class Admission:
     """
 
     __slots__ = (
-        "_held", "_renewing", "clock", "on_shed", "on_wait", "producing", "slopes", "store",
+        "_held", "_renewing", "at_once", "clock", "on_shed", "on_wait", "producing", "slopes",
+        "store",
         "tickets",
     )  # fmt: skip
 
@@ -65,12 +67,14 @@ class Admission:
         clock: Clock,
         *,
         tickets: Tickets | None = None,
+        at_once: Callable[[PoolSpec, Ask], Admit | None] | None = None,
         on_wait: Callable[[str, int, Micros], None] | None = None,
         on_shed: Callable[[str], None] | None = None,
     ) -> None:
         self.store = store
         self.clock = clock
         self.tickets = tickets
+        self.at_once = at_once
         self.on_wait = on_wait
         self.on_shed = on_shed
         self.producing: dict[str, Tokens] = {}
@@ -78,9 +82,9 @@ class Admission:
         self._held: dict[Grants, Micros] = {}
         self._renewing: Timer | None = None
 
-    def hold(self, grants: Grants, lease: Micros) -> None:
+    def hold(self, grants: Grants, lease: Micros, now: Micros) -> None:
         """These grants are renewed until `release`: one timer for all, since most never need it."""
-        due = self._held[grants] = self.clock.now() + lease // 3
+        due = self._held[grants] = now + lease // 3
         timer = self._renewing
         if timer is None or due < timer.at:
             self._renew_at(due)
@@ -135,52 +139,133 @@ class Grants:
         self._ended = False
         self._output: Tokens = 0
 
-    async def take(
-        self,
-        specs: tuple[PoolSpec, ...],
-        estimate: Estimate,
-        accounting_for: Callable[[str], Accounting],
-    ) -> None:
-        """All pools grant, in order, or the refusal of the first that does not is raised."""
-        waited, now = False, 0
+    def take(
+        self, specs: tuple[PoolSpec, ...], estimate: Estimate, accountings: Sequence[Accounting]
+    ) -> Awaitable[None] | None:
+        """All pools grant, in order, or the refusal of the first that does not is raised.
+
+        None where all granted at once, as nearly always: what need not wait costs no coroutine.
+        """
+        admission, call = self._admission, self._call
+        at_once, now = admission.at_once, admission.clock.now()
+        tier = call.tier
+        lane = tier.number if tier is not None else 0
         try:
-            for spec in specs:
-                accounting = accounting_for(spec.name)
+            for at, spec in enumerate(specs):
+                accounting = accountings[at]
                 cost = reserve(accounting, estimate, spec)
-                now = self._admission.clock.now()
-                verdict = self._admission.store.acquire(spec, self._ask(spec, cost, now))
-                if isinstance(verdict, Future):
-                    waited = True
-                    verdict = await self._waited(spec, verdict, now)
-                elif self._admission.on_wait is not None:
-                    tier = self._call.tier
-                    self._admission.on_wait(spec.name, tier.number if tier is not None else 0, 0)
-                if not isinstance(verdict, Admit):
-                    raise self._refusal(spec, verdict, now)  # noqa: TRY301 - one way out for all
-                self._keep(Grant(spec, cost, accounting), verdict)
+                verdict: Verdict | None = None
+                if at_once is not None and (call.tags is None or spec.name not in call.tags):
+                    verdict = at_once(spec, self._ask(spec, cost, lane, now, plainly=True))
+                if verdict is None:
+                    ask = self._ask(spec, cost, lane, now, plainly=False)
+                    answer = admission.store.acquire(spec, ask)
+                    if isinstance(answer, Future):
+                        return self._rest(specs, estimate, accountings, at, (cost, answer, now))
+                    verdict = answer
+                self._granted(spec, verdict, cost, accounting, now)
+                if admission.on_wait is not None:
+                    admission.on_wait(spec.name, lane, 0)
         except BaseException:
             self.cancel()
             raise
-        if not waited:
-            names = specs[0].name if len(specs) == 1 else ", ".join([spec.name for spec in specs])
-            note = VerdictNote("admit", "granted", specs[-1].because, now, f"{names}: at once")
-            self._call.notes.append(note)
-        if self._held:
-            self._admission.hold(self, min([grant.spec.lease for grant in self._held]))
+        names = specs[0].name if len(specs) == 1 else ", ".join([spec.name for spec in specs])
+        detail = f"{names}: at once"
+        call.notes.append(VerdictNote("admit", "granted", specs[-1].because, now, detail))
+        self._hold(now)
+        return None
 
-    def _ask(self, spec: PoolSpec, cost: tuple[int, ...], now: Micros) -> Ask:
+    async def _rest(
+        self,
+        specs: tuple[PoolSpec, ...],
+        estimate: Estimate,
+        accountings: Sequence[Accounting],
+        at: int,
+        first: tuple[tuple[int, ...], Future[Verdict], Micros],
+    ) -> None:
+        """The pools from the one that makes the call wait: each grants, or its refusal is raised.
+
+        Args:
+            specs: As for `take`.
+            estimate: As for `take`.
+            accountings: As for `take`.
+            at: Which of them keeps the call waiting.
+            first: The cost there, the verdict to come, and when it was asked for.
+        """
+        admission, call = self._admission, self._call
+        cost, pending, now = first
+        lane = call.tier.number if call.tier is not None else 0
+        verdict: Verdict | Future[Verdict] = pending
+        try:
+            while True:
+                spec = specs[at]
+                waited = isinstance(verdict, Future)
+                if isinstance(verdict, Future):
+                    verdict = await self._waited(spec, verdict, now)
+                self._granted(spec, verdict, cost, accountings[at], now)
+                if not waited and admission.on_wait is not None:
+                    admission.on_wait(spec.name, lane, 0)
+                at += 1
+                if at == len(specs):
+                    break
+                now = admission.clock.now()
+                cost = reserve(accountings[at], estimate, specs[at])
+                ask = self._ask(specs[at], cost, lane, now, plainly=False)
+                verdict = admission.store.acquire(specs[at], ask)
+        except BaseException:
+            self.cancel()
+            raise
+        self._hold(admission.clock.now())
+
+    def _granted(
+        self,
+        spec: PoolSpec,
+        verdict: Verdict,
+        cost: tuple[int, ...],
+        accounting: Accounting,
+        now: Micros,
+    ) -> None:
+        """The grant is held. Raises the refusal where it is none."""
+        if not isinstance(verdict, Admit):
+            raise self._refusal(spec, verdict, now)
+        self._held.append(Grant(spec, cost, accounting))
+        if not spec.queue:
+            return
         call = self._call
-        principal, tier = call.principal, call.tier
+        if call.tags is None or call.meters is None:
+            call.tags, call.meters = call.tags or {}, call.meters or {}
+        call.tags[spec.name] = verdict.tag
+        call.meters[spec.name] = verdict.meter
+
+    def _hold(self, now: Micros) -> None:
+        held = self._held
+        if held:
+            lease = held[0].spec.lease
+            if len(held) > 1:
+                lease = min([grant.spec.lease for grant in held])
+            self._admission.hold(self, lease, now)
+
+    def _ask(
+        self, spec: PoolSpec, cost: tuple[int, ...], lane: int, now: Micros, *, plainly: bool
+    ) -> Ask:
+        """What is asked of a pool. `plainly`: for the short way, which knows no places."""
+        call = self._call
+        principal = call.principal
         assert principal is not None  # noqa: S101 - identify ran
-        assert tier is not None  # noqa: S101 - identify ran
         rule = principal.rule
-        patience = max(0, call.deadline - now)
+        tenant = principal.tenant if rule.fair_by == "tenant" else principal.agent
+        patience = call.deadline - now if call.deadline > now else 0
+        if plainly:
+            return Ask(
+                rid=self._rid, lane=lane, tenant=tenant, weight=rule.weight,
+                deadline_in=patience, cost=cost,
+            )  # fmt: skip
         own = self._wait_for(spec.name) if self._wait_for is not None else None
-        tag, ticket = self._tag(spec, principal, tier.number, now)
+        tag, ticket = self._tag(spec, principal, lane, now)
         return Ask(
             rid=self._rid,
-            lane=tier.number,
-            tenant=principal.tenant if rule.fair_by == "tenant" else principal.agent,
+            lane=lane,
+            tenant=tenant,
             weight=rule.weight,
             deadline_in=patience if own is None else min(patience, own),
             cost=cost,
@@ -201,18 +286,6 @@ class Grants:
         note = VerdictNote("admit", "waited", spec.because, now, f"{waited // 1000} ms")
         call.notes.append(note)
         return verdict
-
-    def _keep(self, grant: Grant, verdict: Admit) -> None:
-        self._held.append(grant)
-        spec, call = grant.spec, self._call
-        if not spec.queue:
-            return
-        if call.tags is None:
-            call.tags = {}
-        call.tags[spec.name] = verdict.tag
-        if call.meters is None:
-            call.meters = {}
-        call.meters[spec.name] = verdict.meter
 
     def _tag(
         self, spec: PoolSpec, principal: Principal, lane: int, now: Micros
@@ -344,6 +417,13 @@ class Grants:
             for grant in reversed(self._held):
                 self._admission.store.cancel(grant.spec.name, self._rid)
 
+    def abandon(self) -> None:
+        """No answer came: what was sent stays charged as reserved, what was not comes back."""
+        if self._call.sent:
+            self.settle(Outcome.FAILED, None, None)
+        else:
+            self.cancel()
+
     def settle(self, outcome: Outcome, usage: Usage | None, retry_after: Micros | None) -> None:
         """Sent: the meter holds what it cost; None of usage leaves the reservation standing."""
         if not self._end():
@@ -382,7 +462,9 @@ def admit(admission: Admission) -> Layer:
                 pools = slopes.beside(pools, ramps, admission.clock.now())
             rid = f"{call.id}.{call.attempt}"
             grants = Grants(admission, call, rid)
-            await grants.take(pools, estimate, lambda _pool: deployment.accounting)
+            waiting = grants.take(pools, estimate, (deployment.accounting,) * len(pools))
+            if waiting is not None:
+                await waiting
             if ramps:
                 slopes.sent(pools, ramps, estimate.input, admission.clock.now())
             grants.produce(estimate.output)
@@ -391,10 +473,7 @@ def admit(admission: Admission) -> Layer:
             try:
                 reply = await inner(call)
             except BaseException:
-                if call.sent:
-                    grants.settle(Outcome.FAILED, None, None)
-                else:
-                    grants.cancel()
+                grants.abandon()
                 raise
 
             def closed(end: End) -> None:
@@ -421,7 +500,9 @@ def admit_caller(admission: Admission) -> Layer:
                 return await inner(call)
             rule = principal.rule
             grants = Grants(admission, call, call.id, wait_for=rule.wait_for)
-            await grants.take(principal.pools, estimate, rule.accounting_for)
+            waiting = grants.take(principal.pools, estimate, principal.accountings)
+            if waiting is not None:
+                await waiting
             call.reserved = estimate.input + estimate.output
             try:
                 reply = await inner(call)

@@ -268,7 +268,7 @@ class Dispatch:
         limit = provider.timeouts.first_byte if stream else provider.timeouts.total_plain
         call.sent = True
         try:
-            with Expiry(self._clock, limit):
+            with Expiry(self._clock, limit, call.task):
                 return await self._transport.send(out)
         except TimeoutError as error:
             text = f"{provider.name} sent no answer within {limit / MICRO:g} s."

@@ -17,7 +17,7 @@ from gateway.tokens import Counted
 from gateway.wire.codec import CODECS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import Any
 
     from gateway.admission.estimate import Learned
@@ -52,21 +52,34 @@ class Estimating:
 
     async def __call__(self, call: Call, deployment: Deployment) -> None:
         """The call carries this deployment and its estimate."""
-        fields, principal = call.fields, call.principal
-        assert fields is not None  # noqa: S101 - only parsed routes come here
+        pending = self.begin(call, deployment)
+        if pending is not None:
+            await pending
+
+    def begin(self, call: Call, deployment: Deployment) -> Awaitable[None] | None:
+        """The same at once, or what is left of it to be awaited where much text must be counted."""
+        principal = call.principal
         assert principal is not None  # noqa: S101 - identify ran
         parsed = call.parsed
         if parsed is None:  # dropped before a wait: a downgrade decodes again
             parsed = self._decode(call)
-        codec = CODECS[call.dialect]
         counted = self._counter.count(
-            codec.parts(parsed),
+            CODECS[call.dialect].parts(parsed),
             encoding=deployment.encoding,
             tenant=principal.tenant,
             family=call.family,
         )
         if not isinstance(counted, Counted):
-            counted = await counted
+            return self._later(call, deployment, counted)
+        self._carry(call, deployment, counted)
+        return None
+
+    async def _later(
+        self, call: Call, deployment: Deployment, counting: Awaitable[Counted]
+    ) -> None:
+        self._carry(call, deployment, await counting)
+
+    def _carry(self, call: Call, deployment: Deployment, counted: Counted) -> None:
         if not counted.exact and self.on_estimated is not None:
             self.on_estimated(counted.because)
         call.deployment = deployment
@@ -74,27 +87,31 @@ class Estimating:
 
     def _estimate(self, call: Call, deployment: Deployment, counted: Counted) -> Estimate:
         fields, principal = call.fields, call.principal
-        assert fields is not None  # noqa: S101 - checked by the caller
-        assert principal is not None  # noqa: S101 - checked by the caller
-        learned = self._learned
-        tokens = learned.input(
-            deployment.id, counted.tokens, tools=fields.has_tools, images=fields.has_images
+        assert fields is not None  # noqa: S101 - only parsed routes come here
+        assert principal is not None  # noqa: S101 - identify ran
+        learned, model, agent = self._learned, deployment.id, principal.rule.id
+        tokens = learned.bias.apply(
+            model, counted.tokens, tools=fields.has_tools, images=fields.has_images
         )
-        cap = fields.cap
-        output = 0
-        if call.dialect is not Dialect.EMBEDDINGS:
-            output = learned.output(
-                deployment.id, principal.rule.id, cap=cap, most=deployment.max_output or None
-            )
-        cached = min(tokens, learned.cached(call.session, tokens)) if call.session else 0
+        cap, output, high = fields.cap, 0, None
+        if call.dialect is Dialect.EMBEDDINGS:
+            cap = 0
+        else:
+            most = deployment.max_output or None
+            output = learned.outputs.predict(model, agent, cap=cap, most=most)
+            if cap is None and output:
+                high = learned.outputs.high(model, agent)
+        cached = 0
+        if call.session:
+            cached = min(tokens, learned.cache.predict(call.session, tokens))
         return Estimate(
             input=tokens,
             output=output,
-            cap=0 if call.dialect is Dialect.EMBEDDINGS else cap,
+            cap=cap,
             cached=cached,
             money=predicted_price(tokens, cached, output, deployment.price),
             exact=counted.exact,
-            high=learned.high(deployment.id, principal.rule.id) if cap is None and output else None,
+            high=high,
         )
 
     def learn(self, call: Call, usage: Usage) -> None:
@@ -103,8 +120,9 @@ class Estimating:
         estimate = call.estimate
         if fields is None or principal is None or deployment is None or estimate is None:
             return
+        learned = self._learned
         total = (usage.input or 0) + (usage.cache_read or 0) + (usage.cache_write or 0)
-        self._learned.learn_input(
+        learned.bias.learn(
             deployment.id,
             estimated=estimate.input,
             reported=total,
@@ -112,9 +130,9 @@ class Estimating:
             images=fields.has_images,
         )
         if call.dialect is not Dialect.EMBEDDINGS:
-            self._learned.learn_output(deployment.id, principal.rule.id, usage.output or 0)
+            learned.outputs.learn(deployment.id, principal.rule.id, usage.output or 0)
         if call.session:
-            self._learned.learn_cached(call.session, read=usage.cache_read or 0, of=total)
+            learned.cache.learn(call.session, read=usage.cache_read or 0, of=total)
 
 
 def predicted_price(tokens: int, cached: int, output: int, price: Price) -> int:
@@ -162,7 +180,9 @@ def estimate(estimating: Estimating) -> Layer:
                 return await inner(call)
             model = call.model
             assert model is not None  # noqa: S101 - identify found it
-            await estimating(call, first_of(call))
+            pending = estimating.begin(call, first_of(call))
+            if pending is not None:
+                await pending
             made = call.estimate
             assert made is not None  # noqa: S101 - just made
             because = model.because
@@ -178,7 +198,7 @@ def estimate(estimating: Estimating) -> Layer:
 def first_of(call: Call) -> Deployment:
     """The model's first rung of its own that speaks the caller's dialect."""
     assert call.model is not None  # noqa: S101 - identify found it
-    found = call.model.own(call.family.value)
+    found = call.model.own(call.family)
     if found is not None:
         return found
     asked = call.model.name

@@ -159,7 +159,7 @@ class _Inside:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._task = asyncio.current_task()
+        self._task = call.task or asyncio.current_task()
         self.evicted = False
 
     @property

@@ -123,6 +123,8 @@ class Cells:
     def _advance(self, now: Micros) -> int:
         index = now // self._width
         count = len(self._good)
+        if index == self._index:  # nearly always
+            return index % count
         for step in range(min(count, max(0, index - self._index))):
             place = (index - step) % count
             self._good[place] = self._bad[place] = 0
@@ -191,7 +193,11 @@ class Breaker:
 
     def replace_rules(self, rules: BreakerRules) -> None:
         """Another policy is in force; the state stays."""
-        if rules != self._rules:
+        if rules is self._rules:
+            return
+        if rules == self._rules:
+            self._rules = rules  # the next comparison is by identity
+        else:
             self._rules = rules
             self._fast = Cells(rules.fast_window, FAST_CELLS)
             self._slow = Cells(rules.slow_window, SLOW_CELLS)
@@ -293,7 +299,8 @@ class Breaker:
             probe: The probe this call was, 0 for none.
             begun: Its head was counted as good already.
         """
-        self.started()
+        self._quota_run = 0
+        self._quota = ""
         if not begun:
             self._good(now)
         if self.state is not State.HALF_OPEN or not probe or probe != self._probe:

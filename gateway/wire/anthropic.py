@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.call import Fields, Part, PartKind, Usage
+from gateway.call import Fields, Part, PartKind, Piece, Usage
 from gateway.errors import MalformedCall
 from gateway.wire import asks, content
 from gateway.wire.openai_chat import wants_thinking
@@ -74,14 +74,16 @@ def _calls(blocks: object) -> int:
     return sum(asks.mapping(block).get("type") in ("tool_use", "mcp_tool_use") for block in blocks)
 
 
-def parts(body: Body) -> Iterator[Part]:
+def parts(body: Body) -> Iterator[Piece]:
     """Everything the provider counts of a Messages request."""
     yield from content.parts(body.get("system"))
     messages = body.get("messages")
     for message in messages if isinstance(messages, list) else ():
         yield content.MESSAGE_OVERHEAD
         if isinstance(message, dict):
-            yield from content.text(message.get("role"))
+            role = message.get("role")
+            if isinstance(role, str) and role:
+                yield role
             yield from content.parts(message.get("content"))
         else:
             yield from content.rendered(message)

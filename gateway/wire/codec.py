@@ -12,7 +12,7 @@ from gateway.call import Dialect
 from gateway.wire import anthropic, openai_chat, openai_responses
 
 if TYPE_CHECKING:
-    from gateway.call import Fields, Part, Usage
+    from gateway.call import Fields, Piece, Usage
     from gateway.wire.stream import Failure, Reader
 
 Body: TypeAlias = Mapping[str, Any]
@@ -31,7 +31,7 @@ class Codec:
     """
 
     fields: Callable[[Body], Fields]
-    parts: Callable[[Body], Iterator[Part]]
+    parts: Callable[[Body], Iterator[Piece]]
     usage_of: Callable[[Body], Usage | None]
     error_of: Callable[[Body], Failure | None]
     reader: Callable[[], Reader] | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from gateway.call import Part, PartKind
+from gateway.call import Part, PartKind, Piece
 from gateway.wire import media
 
 Block: TypeAlias = Mapping[str, Any]
@@ -31,10 +31,10 @@ PRIMING = Part(PartKind.OVERHEAD, count=3)
 NAME_OVERHEAD = Part(PartKind.OVERHEAD, count=1)
 
 
-def text(value: object) -> Iterator[Part]:
+def text(value: object) -> Iterator[Piece]:
     """The text part of a string; nothing for an empty one or another type."""
     if isinstance(value, str) and value:
-        yield Part(PartKind.TEXT, value)
+        yield value
 
 
 def render(value: object) -> str:
@@ -53,13 +53,13 @@ def render(value: object) -> str:
     return plain.replace("'", '"').replace('": ', '":').replace(", ", ",")
 
 
-def rendered(value: object) -> Iterator[Part]:
+def rendered(value: object) -> Iterator[Piece]:
     """The text part of a rendered value; nothing for None and empty containers."""
     if value is not None and value not in ({}, [], ""):
-        yield Part(PartKind.TEXT, render(value))
+        yield render(value)
 
 
-def parts(content: object, depth: int = 0) -> Iterator[Part]:
+def parts(content: object, depth: int = 0) -> Iterator[Piece]:
     """The parts of a message's content: a string, a block, or a list of both."""
     if isinstance(content, str):
         yield from text(content)
@@ -69,8 +69,7 @@ def parts(content: object, depth: int = 0) -> Iterator[Part]:
         elif depth > MAX_DEPTH:
             yield from _unknown(content)
         else:
-            for block in content:
-                yield from parts(block, depth + 1)
+            yield from _blocks(content, depth + 1)
     elif isinstance(content, dict):
         kind = content.get("type")
         rule = _RULES.get(kind) if isinstance(kind, str) else None
@@ -78,6 +77,17 @@ def parts(content: object, depth: int = 0) -> Iterator[Part]:
             yield from _unknown(content)
         else:
             yield from rule(content, depth)
+
+
+def _blocks(blocks: list[Any], depth: int) -> Iterator[Piece]:
+    for block in blocks:
+        if isinstance(block, dict) and block.get("type") == "text":
+            inner = block.get("text")
+            if isinstance(inner, str):  # nearly every block: no generators for it
+                if inner:
+                    yield inner
+                continue
+        yield from parts(block, depth)
 
 
 def token_ids(value: list[Any]) -> Part | None:
@@ -127,15 +137,15 @@ def media_needs(found: set[str]) -> Iterator[str]:
             yield need
 
 
-def _text_block(block: Block, depth: int) -> Iterator[Part]:
+def _text_block(block: Block, depth: int) -> Iterator[Piece]:
     yield from parts(block.get("text"), depth)
 
 
-def _refusal(block: Block, depth: int) -> Iterator[Part]:
+def _refusal(block: Block, depth: int) -> Iterator[Piece]:
     yield from parts(block.get("refusal"), depth)
 
 
-def _image_url(block: Block, _depth: int) -> Iterator[Part]:
+def _image_url(block: Block, _depth: int) -> Iterator[Piece]:
     link = block.get("image_url")
     if isinstance(link, dict):
         yield media.image(link.get("url"), link.get("detail"))
@@ -143,23 +153,23 @@ def _image_url(block: Block, _depth: int) -> Iterator[Part]:
         yield media.image(link, block.get("detail"))
 
 
-def _image(block: Block, _depth: int) -> Iterator[Part]:
+def _image(block: Block, _depth: int) -> Iterator[Piece]:
     source = block.get("source")
     data = source.get("data") if isinstance(source, dict) else None
     yield media.image(data if data is not None else block.get("data"))  # MCP has no source
 
 
-def _audio(block: Block, _depth: int) -> Iterator[Part]:
+def _audio(block: Block, _depth: int) -> Iterator[Piece]:
     clip = block.get("input_audio")
     yield media.audio(clip.get("data") if isinstance(clip, dict) else block.get("data"))
 
 
-def _file(block: Block, _depth: int) -> Iterator[Part]:
+def _file(block: Block, _depth: int) -> Iterator[Piece]:
     inner = block.get("file")
     yield media.file((inner if isinstance(inner, dict) else block).get("file_data"))
 
 
-def _document(block: Block, depth: int) -> Iterator[Part]:
+def _document(block: Block, depth: int) -> Iterator[Piece]:
     yield from text(block.get("title"))
     yield from text(block.get("context"))
     source = block.get("source")
@@ -173,40 +183,40 @@ def _document(block: Block, depth: int) -> Iterator[Part]:
         yield media.file(source.get("data"))
 
 
-def _call(block: Block, _depth: int) -> Iterator[Part]:
+def _call(block: Block, _depth: int) -> Iterator[Piece]:
     """A tool call: its name and its arguments, which are text in one dialect, values in another."""
     yield from text(block.get("name"))
     for key in ("input", "arguments"):
         yield from rendered(block.get(key))
 
 
-def _result(block: Block, depth: int) -> Iterator[Part]:
+def _result(block: Block, depth: int) -> Iterator[Piece]:
     for key in ("content", "output"):
         yield from parts(block.get(key), depth + 1)
 
 
-def _thinking(block: Block, _depth: int) -> Iterator[Part]:
+def _thinking(block: Block, _depth: int) -> Iterator[Piece]:
     yield from text(block.get("thinking"))
 
 
-def _sealed(block: Block, _depth: int) -> Iterator[Part]:
+def _sealed(block: Block, _depth: int) -> Iterator[Piece]:
     """Encrypted content: opaque to us, counted by its bytes."""
     for key in ("data", "encrypted_content"):
         yield from (media.file(value) for value in (block.get(key),) if isinstance(value, str))
 
 
-def _reasoning(block: Block, depth: int) -> Iterator[Part]:
+def _reasoning(block: Block, depth: int) -> Iterator[Piece]:
     for key in ("summary", "content"):
         yield from parts(block.get(key), depth + 1)
     yield from _sealed(block, depth)
 
 
-def _message(block: Block, depth: int) -> Iterator[Part]:
+def _message(block: Block, depth: int) -> Iterator[Piece]:
     yield MESSAGE_OVERHEAD
     yield from parts(block.get("content"), depth + 1)
 
 
-def _unknown(block: Block | list[Any]) -> Iterator[Part]:
+def _unknown(block: Block | list[Any]) -> Iterator[Piece]:
     """Every leaf of a block of unknown type, payloads as files."""
     for leaf in _leaves(block):
         if media.opaque(leaf):
@@ -233,7 +243,7 @@ def _leaves(value: object) -> Iterator[str]:
         # null counts nothing
 
 
-_RULES: Mapping[str, Callable[[Block, int], Iterator[Part]]] = {
+_RULES: Mapping[str, Callable[[Block, int], Iterator[Piece]]] = {
     "text": _text_block,
     "input_text": _text_block,
     "output_text": _text_block,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.call import Fields, Part, PartKind, Usage
+from gateway.call import Fields, Piece, Usage
 from gateway.errors import MalformedCall
 from gateway.wire import asks, content, sse
 from gateway.wire.splice import splice_in
@@ -101,20 +101,29 @@ def _parallel(messages: list[Any]) -> bool:
     return False
 
 
-def parts(body: Body) -> Iterator[Part]:
+def parts(body: Body) -> Iterator[Piece]:
     """Everything the provider counts of a Chat Completions request."""
     for message in _listed(body.get("messages")):
-        if isinstance(message, dict) and len(message) == 2:
-            role, text = message.get("role"), message.get("content")
-            if isinstance(role, str) and isinstance(text, str):
-                # Nearly every message: no generator for each of its two texts.
-                yield content.MESSAGE_OVERHEAD
-                if role:
-                    yield Part(PartKind.TEXT, role)
-                if text:
-                    yield Part(PartKind.TEXT, text)
-                continue
-        yield from _message(message)
+        yield content.MESSAGE_OVERHEAD
+        if not isinstance(message, dict):
+            yield from content.rendered(message)
+            continue
+        role, text = message.get("role"), message.get("content")
+        if isinstance(role, str) and role:
+            yield role
+        if isinstance(text, str):  # nearly every message: no generator for each of its texts
+            if text:
+                yield text
+        elif text is not None:
+            yield from content.parts(text)
+        if len(message) > 2 or "content" not in message:
+            yield from _beside(message)
+    yield from _around(body)
+    yield content.PRIMING
+
+
+def _around(body: Body) -> Iterator[Piece]:
+    """What is counted beside the messages."""
     for key in ("tools", "functions"):
         for tool in _listed(body.get(key)):
             yield from content.rendered(tool)
@@ -123,35 +132,42 @@ def parts(body: Body) -> Iterator[Part]:
         yield from content.rendered(schema)
     if "prediction" in body:
         yield from content.parts(asks.mapping(body["prediction"]).get("content"))
-    yield content.PRIMING
 
 
-def _message(message: object) -> Iterator[Part]:
-    yield content.MESSAGE_OVERHEAD
-    if not isinstance(message, dict):
-        yield from content.rendered(message)
-        return
-    yield from content.text(message.get("role"))
+def _beside(message: Body) -> Iterator[Piece]:
+    """What a message holds beside role and content."""
     if message.get("name"):
         yield from content.text(message.get("name"))
         yield content.NAME_OVERHEAD
-    yield from content.parts(message.get("content"))
     for key in ("refusal", "reasoning_content"):
-        yield from content.text(message.get(key))
-    for call in _listed(message.get("tool_calls")):
-        yield from _tool_call(call)
+        if key in message:
+            yield from content.text(message[key])
+    if "tool_calls" in message:
+        for call in _listed(message["tool_calls"]):
+            yield from _tool_call(call)
     legacy = message.get("function_call")
     if isinstance(legacy, dict):
         yield from _tool_call({"function": legacy})
 
 
-def _tool_call(call: object) -> Iterator[Part]:
+def _tool_call(call: object) -> Iterator[Piece]:
     """A call's name and arguments; a custom tool's input."""
+    if not isinstance(call, dict):
+        return
     for key in ("function", "custom"):
-        inner = asks.mapping(asks.mapping(call).get(key))
-        yield from content.text(inner.get("name"))
-        for value in (inner.get("arguments"), inner.get("input")):
-            yield from content.rendered(value)
+        inner = call.get(key)
+        if not isinstance(inner, dict):
+            continue
+        name = inner.get("name")
+        if isinstance(name, str) and name:
+            yield name
+        for place in ("arguments", "input"):
+            value = inner.get(place)
+            if isinstance(value, str):
+                if value:
+                    yield value
+            elif value is not None:
+                yield from content.rendered(value)
 
 
 def _listed(value: object) -> list[Any]:
@@ -185,7 +201,7 @@ def completions_fields(body: Body) -> Fields:
     )
 
 
-def completions_parts(body: Body) -> Iterator[Part]:
+def completions_parts(body: Body) -> Iterator[Piece]:
     """Everything the provider counts of a Completions request."""
     yield from content.parts(body.get("prompt"))
     yield from content.text(body.get("suffix"))
@@ -203,7 +219,7 @@ def embeddings_fields(body: Body) -> Fields:
     )
 
 
-def embeddings_parts(body: Body) -> Iterator[Part]:
+def embeddings_parts(body: Body) -> Iterator[Piece]:
     """Each text by its own tokens, each token id as one."""
     yield from content.parts(body.get("input"))
 

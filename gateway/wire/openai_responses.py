@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.call import Fields, Part, Usage
+from gateway.call import Fields, Piece, Usage
 from gateway.errors import MalformedCall
 from gateway.wire import asks, content
 from gateway.wire.openai_chat import fresh, wants_thinking
@@ -71,7 +71,7 @@ def _needs(body: Body, kinds: set[str], *, tools: bool) -> Iterator[str]:
         yield "thinking"
 
 
-def parts(body: Body) -> Iterator[Part]:
+def parts(body: Body) -> Iterator[Piece]:
     """Everything the provider counts of a Responses request, as far as it stands in the body."""
     yield from content.parts(body.get("instructions"))
     asked = body.get("input")
@@ -92,7 +92,7 @@ def parts(body: Body) -> Iterator[Part]:
     yield content.PRIMING
 
 
-def _item(item: object) -> Iterator[Part]:
+def _item(item: object) -> Iterator[Piece]:
     """A message may leave out its type; every other item names it."""
     if isinstance(item, dict) and "type" not in item:
         item = {"type": "message", **item}

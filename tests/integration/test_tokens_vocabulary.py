@@ -17,7 +17,6 @@ import tiktoken_ext.openai_public as openai_public
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.call import Part, PartKind
 from gateway.clock import LoopClock
 from gateway.settings import export_vocabulary_dir, from_environment
 from gateway.tokens import PINNED, SLICE, Counted, Counter, Missing, Vocabulary, slices
@@ -172,9 +171,7 @@ def test_a_damaged_vocabulary_is_named_and_never_touched(tmp_path, damage):
     async def count():
         counter = Counter(Vocabulary(tmp_path).open, clock=LoopClock())
         (warning,) = await counter.preload(["o200k_base"])
-        counted = counter.count(
-            [Part(PartKind.TEXT, "words " * 9000)], encoding="o200k_base", tenant="t"
-        )
+        counted = counter.count(["words " * 9000], encoding="o200k_base", tenant="t")
         counter.close()
         return warning, counted
 
@@ -242,9 +239,7 @@ def test_a_million_equal_characters_are_counted_exactly_while_the_loop_runs(fold
 
         async with asyncio.TaskGroup() as group:
             task = group.create_task(turn())
-            counted = await counter.count(
-                [Part(PartKind.TEXT, unit * 1_000_000)], encoding="o200k_base", tenant="t"
-            )
+            counted = await counter.count([unit * 1_000_000], encoding="o200k_base", tenant="t")
             task.cancel()
         counter.close()
         return counted, turns
@@ -260,14 +255,12 @@ def test_eight_large_prompts_at_once_do_not_stop_a_small_one(folder):
         await counter.preload(["o200k_base"])
         text = "The quick brown fox. " * 190_000
         big = [
-            asyncio.ensure_future(
-                counter.count([Part(PartKind.TEXT, text)], encoding="o200k_base", tenant=str(n))
-            )
+            asyncio.ensure_future(counter.count([text], encoding="o200k_base", tenant=str(n)))
             for n in range(8)
         ]
         await asyncio.sleep(0.05)
         began = time.perf_counter()
-        small = counter.count([Part(PartKind.TEXT, "hi")], encoding="o200k_base", tenant="t")
+        small = counter.count(["hi"], encoding="o200k_base", tenant="t")
         took = time.perf_counter() - began
         await asyncio.gather(*big)
         counter.close()

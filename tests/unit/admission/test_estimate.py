@@ -54,20 +54,22 @@ def test_a_prediction_is_never_negative_and_never_above_the_cap():
     assert outputs.predict("m", "a", cap=None) == 0
     assert outputs.predict("m", "b", cap=-3) == 0
     learned = Learned()
-    learned.learn_output("m", "a", 900)
-    assert learned.output("m", "a", cap=None, most=300) == 300
-    assert learned.output("m", "a", cap=200, most=300) == 200
-    assert learned.output("m", "a", cap=None) == 900
-    assert learned.high("m", "a") == 1_800
+    learned.outputs.learn("m", "a", 900)
+    assert learned.outputs.predict("m", "a", cap=None, most=300) == 300
+    assert learned.outputs.predict("m", "a", cap=200, most=300) == 200
+    assert learned.outputs.predict("m", "a", cap=None) == 900
+    assert learned.outputs.high("m", "a") == 1_800
 
 
 def test_the_bias_converges_though_it_is_learned_from_biased_estimates():
     learned = Learned()
     for _ in range(200):
-        estimated = learned.input("m", 1_000, tools=True, images=False)
-        learned.learn_input("m", estimated=estimated, reported=1_300, tools=True, images=False)
-    assert learned.input("m", 1_000, tools=True, images=False) == pytest.approx(1_300, rel=0.01)
-    assert learned.input("m", 1_000, tools=False, images=False) == 1_000
+        estimated = learned.bias.apply("m", 1_000, tools=True, images=False)
+        learned.bias.learn("m", estimated=estimated, reported=1_300, tools=True, images=False)
+    assert learned.bias.apply("m", 1_000, tools=True, images=False) == pytest.approx(
+        1_300, rel=0.01
+    )
+    assert learned.bias.apply("m", 1_000, tools=False, images=False) == 1_000
 
 
 @pytest.mark.parametrize(("reported", "factor"), [(1, 0.5), (10**9, 3.0)])
@@ -91,13 +93,13 @@ def test_nothing_is_learned_from_nothing():
 
 def test_the_cached_share_starts_at_nothing_and_follows_its_conversation():
     learned = Learned()
-    assert learned.cached("s", 1_000) == 0
-    learned.learn_cached("s", read=0, of=1_000)
-    assert learned.cached("s", 1_000) == 0
+    assert learned.cache.predict("s", 1_000) == 0
+    learned.cache.learn("s", read=0, of=1_000)
+    assert learned.cache.predict("s", 1_000) == 0
     for _ in range(6):
-        learned.learn_cached("s", read=900, of=1_000)
-    assert 800 < learned.cached("s", 1_000) <= 900
-    assert learned.cached("other", 1_000) == 0
+        learned.cache.learn("s", read=900, of=1_000)
+    assert 800 < learned.cache.predict("s", 1_000) <= 900
+    assert learned.cache.predict("other", 1_000) == 0
 
 
 def test_every_map_forgets_what_was_used_longest_ago():

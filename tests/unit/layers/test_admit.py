@@ -51,6 +51,44 @@ def test_pools_are_taken_in_order_and_all_settled_when_the_body_ends():
     run(main())
 
 
+def test_a_call_granted_the_short_way_never_hashes_its_body():
+    async def main():
+        store, short = FakeStore(), []
+
+        def at_once(spec, ask):
+            short.append(ask)
+            return Admit(ask.rid, (0,) * len(spec.dimensions), 9) if spec is NARROW else None
+
+        ready = Admission(store, the_clock(), tickets=Tickets(b"secret"), at_once=at_once)
+        call = call_of(NARROW)
+        await admit(ready)(answering(reply()))(call)
+        assert (call.place_key, short[0].place_key, store.asked) == ("", None, [])
+        assert (call.tags, call.notes[-1].verdict) == ({"pool:project": 9}, "granted")
+        again = call_of(NARROW, WIDE)
+        await admit(ready)(answering(reply()))(again)
+        assert [(name, bool(ask.place_key)) for name, ask in store.asked] == [("pool:org", True)]
+
+    run(main())
+
+
+def test_a_place_of_ones_own_is_asked_for_in_full():
+    async def main():
+        store, short = FakeStore(), []
+        ready = Admission(
+            store,
+            the_clock(),
+            tickets=Tickets(b"secret"),
+            at_once=lambda *asked: short.append(asked),
+        )
+        call = call_of(NARROW)
+        call.tags = {"pool:project": 5}
+        await admit(ready)(answering(reply()))(call)
+        assert short == []
+        assert store.asked[0][1].tag == 5
+
+    run(main())
+
+
 def test_a_later_pool_that_refuses_gives_the_earlier_ones_back_in_full():
     async def main():
         shed = Shed(rid="r", eta=90 * MICRO, tag=3, because="pools.org.limits.tpm")
