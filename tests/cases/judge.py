@@ -526,9 +526,9 @@ def _each(seen: Seen, wanted: Mapping[str, Any], sent: list[bytes], evidence: Ev
 
 
 def _gap(counted: list[Seen], wanted: Any) -> Problems:
-    if len(counted) < 2 or counted[0].answered_at is None:
+    if len(counted) < 2 or counted[0].told_at is None:
         return [f"gap: expected two requests, seen {len(counted)}"]
-    gap = counted[1].at - counted[0].answered_at
+    gap = counted[1].at - counted[0].told_at
     return [] if within(gap, wanted) else [f"gap: expected {wanted} s, seen {gap:.3f} s"]
 
 

@@ -39,6 +39,8 @@ class Seen:
         at: Loop time of its last byte.
         counted: An answer matched; the rest got 404.
         writes: Items written of the answer's body.
+        told_at: When the answer's first byte was about to leave: what it says of waiting counts
+            from here. Later stamps are later than the gateway may have read it.
         answered_at: When the answer's last byte was handed over.
         closed_at: When the gateway closed the connection, if that was before the answer was over.
         broken_upload: The connection ended before the request did.
@@ -53,6 +55,7 @@ class Seen:
     body: bytes
     counted: bool = False
     writes: int = 0
+    told_at: float | None = None
     answered_at: float | None = None
     closed_at: float | None = None
     broken_upload: bool = False
@@ -427,6 +430,7 @@ class _Link(asyncio.Protocol):
         steps = items.steps(answer.get("chunks", []), fill)
         script.sent = b"".join(step.data for step in steps)
         framing = answer.get("framing", "length")
+        seen.told_at = time.monotonic()
         if framing != "raw":
             await self._write(self._head(answer, steps, framing, fill))
         for number, step in enumerate(steps):
