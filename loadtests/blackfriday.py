@@ -132,13 +132,31 @@ def pause() -> float:
 
 
 async def agent(
-    port: int, number: int, tier: int, *, prompts: Prompts, seed: int, until: float, seen: Seen
+    ports: list[int],
+    number: int,
+    tier: int,
+    *,
+    prompts: Prompts,
+    seed: int,
+    until: float,
+    seen: Seen,
 ) -> None:
-    """One agent: calls, waits for the whole answer, thinks, calls again."""
+    """One agent: calls, waits for the whole answer, thinks, calls again; elsewhere if refused."""
+    turn = number
+
+    async def connected() -> generator.Client:
+        nonlocal turn
+        for _ in ports:
+            try:
+                return await generator.connect(ports[turn % len(ports)])
+            except OSError:
+                turn += 1
+        return await generator.connect(ports[turn % len(ports)])
+
     draw = random.Random(seed * 10_000 + number)
     think = pause()
     await asyncio.sleep(draw.random() * think)
-    client = await generator.connect(port)
+    client = await connected()
     tail = bytearray()
 
     def keep(data: bytes) -> None:
@@ -154,7 +172,7 @@ async def agent(
                 "/v1/chat/completions", body, key=f"{NAMES[tier]}-{number}-0123456789abcdef"
             )
             if client.lost:
-                client = await generator.connect(port)
+                client = await connected()
             client.on_data = keep
             tail.clear()
             seen.issued += 1
@@ -245,8 +263,8 @@ def compare(
     }
 
 
-async def play(port: int, *, seed: int, surge_s: float) -> Seen:
-    """All agents, until the last has its answer."""
+async def play(ports: list[int], *, seed: int, surge_s: float) -> Seen:
+    """All agents, spread over these gateways, until the last has its answer."""
     seen, prompts = Seen(), Prompts(seed)
     until = time.monotonic() + surge_s
     bounds = {1: AGENTS * SHARES[1], 2: AGENTS * (SHARES[1] + SHARES[2]), 3: AGENTS}
@@ -264,7 +282,7 @@ async def play(port: int, *, seed: int, surge_s: float) -> Seen:
         agents = [
             group.create_task(
                 agent(
-                    port, number, next(t for t, most in bounds.items() if number < most),
+                    ports, number, next(t for t, most in bounds.items() if number < most),
                     prompts=prompts, seed=seed, until=until, seen=seen,
                 )
             )
@@ -284,7 +302,7 @@ async def measured(seed: int, surge_s: float) -> dict[str, Any]:
         gateway = await governed.start(emulator, text=POLICY)
         say(f"{AGENTS} agents, {pause():.2f} s between calls, {mean_tokens():.0f} tokens a call")
         began = time.monotonic()
-        seen = await play(gateway.server.port, seed=seed, surge_s=surge_s)
+        seen = await play([gateway.server.port], seed=seed, surge_s=surge_s)
         lasted = seen.ended - began
         status = await emulated.quiet(gateway)
         books = await emulated.ledger(emulator, timeline=True)

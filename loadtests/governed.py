@@ -88,8 +88,15 @@ class Governed:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-async def start(origin: Server, *, text: str | None = None) -> Governed:
+async def start(
+    origin: Server, *, text: str | None = None, settings: dict[str, str] | None = None
+) -> Governed:
     """The gateway in front of that upstream, ready; `start_s` is the time to readiness.
+
+    Args:
+        origin: The upstream.
+        text: Its policy; None for the one of this file.
+        settings: Further variables of its environment.
 
     Raises:
         RuntimeError: It did not become ready.
@@ -110,6 +117,7 @@ async def start(origin: Server, *, text: str | None = None) -> Governed:
         "TIDEGATE_STATE_DIR": str(folder / "state"),
         "ORIGIN_URL": f"http://127.0.0.1:{origin.port}",
         "ORIGIN_KEY": "sk-bench",
+        **(settings or {}),
     }
     began = time.monotonic()
     try:

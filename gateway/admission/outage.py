@@ -31,6 +31,8 @@ ALONE = "alone"
 def part(spec: PoolSpec, share_ppm: int, used: Sequence[int]) -> PoolSpec:
     """The rules of a pool that holds that share of it; of a budget, a share of what is left.
 
+    One request fits always: the share of a small limit would otherwise be none at all.
+
     Args:
         spec: The whole pool.
         share_ppm: Our share of the demand, 0 to 1,000,000.
@@ -41,23 +43,33 @@ def part(spec: PoolSpec, share_ppm: int, used: Sequence[int]) -> PoolSpec:
     def of(units: int) -> int:
         return units * ppm // MICRO
 
-    def lanes(all_of: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        zero, one, two, three = map(of, all_of)
+    def lanes(dim: Dimension, all_of: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        least = min(dim.limit, MICRO) if dim.name == "requests" and any(all_of) else 0
+        zero, one, two, three = (max(least, of(units)) for units in all_of)
         return zero, one, two, three
 
     def smaller(i: int, dim: Dimension) -> Dimension:
         spent = used[i] if dim.calendar and i < len(used) else 0
+        least = min(dim.limit, MICRO) if dim.name == "requests" else 1
         return replace(
             dim,
-            limit=max(1, of(max(0, dim.limit - spent))),
-            depth=lanes(dim.depth),
-            cap=lanes(dim.cap),
+            limit=max(least, of(max(0, dim.limit - spent))),
+            depth=lanes(dim, dim.depth),
+            cap=lanes(dim, dim.cap),
         )
 
     return replace(
         spec,
         dimensions=tuple(smaller(i, dim) for i, dim in enumerate(spec.dimensions)),
         concurrency=max(1, of(spec.concurrency)) if spec.concurrency else 0,
+    )
+
+
+def fits_whole(spec: PoolSpec, lane: int, cost: Sequence[int]) -> bool:
+    """Whether a call that is too large for our share is not too large for the pool."""
+    return all(
+        units <= (dim.cap[lane] or dim.limit)
+        for units, dim in zip(cost, spec.dimensions, strict=True)
     )
 
 

@@ -5,7 +5,8 @@ for a batch whenever something happened or `alarm` has come, and brings back wha
 `answered` or `failed`. The laws of this file:
 
 - One batch is in flight at a time; what arrives meanwhile rides on the next one. A call that wants
-  in is sent at once; settlements wait a moment for company, since nobody waits for them.
+  in is sent at once, unless the line it joins is long; settlements wait a moment for company, since
+  nobody waits for them.
 - Waiters live here. Whatever is lost out there (a reply, the state, our seat), they are sent again;
   every input is idempotent by request id, so sending twice is never wrong.
 - Nobody polls. With waiters the pool's wake and a heartbeat are the only clocks; without, none.
@@ -18,9 +19,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from gateway.admission.outage import UNTOLD_PPM, Stopgap
+from gateway.admission.outage import UNTOLD_PPM, Stopgap, fits_whole
+from gateway.admission.outbox import Outbox
 from gateway.admission.packing import Batch
 from gateway.admission.values import (
     Admit,
@@ -28,6 +30,7 @@ from gateway.admission.values import (
     Ask,
     Caller,
     Late,
+    Never,
     Outcome,
     Settle,
     Shed,
@@ -44,13 +47,17 @@ if TYPE_CHECKING:
     from gateway.admission.values import Dimension, PoolSpec, Reply
     from gateway.units import Micros
 
-T = TypeVar("T")
+LINGER: Micros = 200_000
+PROMPT: Micros = 20_000
+"""How long a settlement waits for something to ride with: what it corrects is a three-hundredth of
+a window old by then. Where permits are limited somebody waits for that very permit: then less."""
 
-MOST_ITEMS = 512
-"""Items per batch: bounds the script's time."""
+LONG_LINE: Micros = 2_000_000
+"""With so much work ahead, as of the last answer, a call's own batch cannot be worth its while: it
+lingers as well. What it loses in line is what arrived elsewhere in that moment."""
 
-LINGER: Micros = 20_000
-"""How long a settlement waits for something to ride with."""
+TOLD_LATELY: Micros = 1_000_000
+"""How old that answer may be."""
 
 TIMEOUT: Micros = 250_000
 """A batch without an answer for so long has failed."""
@@ -72,15 +79,6 @@ RETRY: Micros = 20_000
 
 OVERDUE: Micros = 500_000
 """A waiter past its deadline that the pool does not answer for so long is answered here."""
-
-MOST_OWED = 20_000
-"""Settlements kept for a store that is away; beyond it the oldest are left to their leases."""
-
-
-def _first(of: Iterable[T], most: int) -> list[T]:
-    """The first of them, so many at most."""
-    found = list(of)
-    return found if len(found) <= most else found[:most]
 
 
 class FailMode(StrEnum):
@@ -130,11 +128,10 @@ class RemotePool:
     """
 
     __slots__ = (
-        "_acquires", "_adopts", "_bad", "_cancels", "_cold", "_epoch", "_good", "_lates",
-        "_linger", "_mail_ack", "_mode", "_next_probe", "_nudged", "_offset", "_overdue",
-        "_paces", "_ready", "_sent", "_sent_at", "_settles", "_share", "_signal", "_stopgap",
-        "_stopgap_wake", "_version", "_wake", "away", "calls", "failures", "gateway", "held",
-        "orphans", "spec", "standing", "told", "waits",
+        "_bad", "_cold", "_epoch", "_good", "_linger", "_mail_ack", "_mode", "_next_probe",
+        "_nudged", "_offset", "_out", "_overdue", "_paces", "_ready", "_sent", "_sent_at",
+        "_share", "_stopgap", "_stopgap_wake", "_version", "_wake", "away", "calls", "failures",
+        "gateway", "held", "orphans", "spec", "standing", "told", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -159,13 +156,8 @@ class RemotePool:
         self.calls = self.failures = self.orphans = 0
         self._mode = mode
         self._cold = cold
-        self._acquires: dict[str, None] = {}
-        self._settles: dict[str, Settle] = {}
-        self._cancels: dict[str, None] = {}
-        self._lates: dict[str, None] = {}
+        self._out = Outbox()
         self._overdue: dict[str, Micros] = {}
-        self._adopts: dict[str, Adopt] = {}
-        self._signal: tuple[int, ...] | None = None
         self._sent: Batch | None = None
         self._sent_at: Micros = 0
         self._linger: Micros = 0
@@ -197,7 +189,10 @@ class RemotePool:
             return None
         self.waits[ask.rid] = _Wait(ask, dims, now + self._offset)
         if not self.away:
-            self._acquires[ask.rid] = None
+            self._out.acquires[ask.rid] = None
+            if self._line_is_long(now, ask.lane):
+                self._out.patient.add(ask.rid)
+                self._linger_for(now)
             return None
         self._ask_stopgap(now, [ask.rid])
         return self._take_ready(ask.rid)
@@ -220,12 +215,20 @@ class RemotePool:
         if held.here:
             self._settle_here(now, held, done)
             return
-        self._settles[rid] = done
-        self._adopts.pop(rid, None)
-        if len(self._settles) > MOST_OWED:
-            del self._settles[next(iter(self._settles))]
-        if not self._linger:
-            self._linger = now + LINGER
+        self._out.owe(done)
+        self._linger_for(now)
+
+    def _linger_for(self, now: Micros) -> None:
+        """Something is to be sent that can wait a moment for company."""
+        due = now + (PROMPT if self.spec.concurrency else LINGER)
+        self._linger = min(self._linger, due) if self._linger else due
+
+    def _line_is_long(self, now: Micros, lane: int) -> bool:
+        """Whoever asks in that lane now waits much longer than a moment."""
+        stands = self.standing
+        if stands is None or now - self.told > TOLD_LATELY:
+            return False
+        return self.spec.queue and sum(stands.backlog[: lane + 1]) >= LONG_LINE
 
     def cancel(self, now: Micros, rid: str) -> None:
         """Withdrawn: the waiter leaves, or the unsent grant goes back in full."""
@@ -241,10 +244,10 @@ class RemotePool:
             self._tick_stopgap(now, cancels=[rid])
             if held is not None and held.here:
                 return
-        self._adopts.pop(rid, None)
-        self._acquires.pop(rid, None)
+        self._out.adopts.pop(rid, None)
+        self._out.unask(rid)
         if wait is None or wait.sent:
-            self._cancels[rid] = None
+            self._out.cancels[rid] = None
 
     def late(self, now: Micros, rid: str) -> None:
         """Its deadline has come; the pool says what would still have been ahead of it."""
@@ -257,7 +260,7 @@ class RemotePool:
             if rid in self.waits:
                 self._answer_late(rid, wait)
             return
-        self._lates[rid] = None
+        self._out.lates[rid] = None
         self._overdue.setdefault(rid, now + OVERDUE)
 
     def renew(self, now: Micros, rid: str) -> None:
@@ -268,16 +271,15 @@ class RemotePool:
         if held.here:
             self._tick_stopgap(now, adopts=[Adopt(rid)])
         else:
-            self._adopts[rid] = Adopt(rid)
-            self._linger = self._linger or now + LINGER
+            self._out.adopts[rid] = Adopt(rid)
+            self._linger_for(now)
 
     def signal(self, now: Micros, foreign: tuple[int, ...]) -> None:
         """Others use at least this much."""
         if len(foreign) != len(self.spec.dimensions):
             return
-        old = self._signal
-        self._signal = foreign if old is None else tuple(map(max, old, foreign))
-        self._linger = self._linger or now + LINGER
+        self._out.heard(foreign)
+        self._linger_for(now)
 
     def nudge(self) -> None:
         """There is mail."""
@@ -286,8 +288,8 @@ class RemotePool:
     def follow(self, spec: PoolSpec) -> None:
         """Newer rules hold from the next batch on."""
         if spec is not self.spec and spec.revision >= self.spec.revision:
-            if self._signal is not None and len(self._signal) != len(spec.dimensions):
-                self._signal = None
+            if self._out.signal is not None and len(self._out.signal) != len(spec.dimensions):
+                self._out.signal = None
             self.spec = spec
             self._nudged = self._nudged or bool(self.waits)
 
@@ -303,10 +305,7 @@ class RemotePool:
     @property
     def quiet(self) -> bool:
         """Nothing is wanted, held or owed: the pool may be forgotten."""
-        return not (
-            self.waits or self.held or self._settles or self._cancels or self._adopts
-            or self._lates or self._sent or self._ready or self.away
-        )  # fmt: skip
+        return not (self.waits or self.held or self._out or self._sent or self._ready or self.away)
 
     # --- when and what to send
 
@@ -324,7 +323,7 @@ class RemotePool:
             del self._overdue[rid]
             if rid in self.waits:
                 self._answer_late(rid, self.waits[rid])
-                self._cancels[rid] = None
+                self._out.cancels[rid] = None
         if self._stopgap is not None and self._stopgap_wake and self._stopgap_wake <= now:
             self._tick_stopgap(now)
         if self.away and self._next_probe > now:
@@ -341,7 +340,7 @@ class RemotePool:
             return self._next_probe
         if self._next_probe > now:
             return self._next_probe  # after a failure
-        if self._nudged or self._acquires or self._cancels or self._lates:
+        if self._nudged or self._out.hasty:
             return now
         found = [at for at in (self._linger,) if at]
         if self.waits:
@@ -354,27 +353,19 @@ class RemotePool:
 
     def _collect(self, now: Micros) -> Batch:
         """Everything that is due, within the bound; nobody who wants in while the store is away."""
-        room = MOST_ITEMS
-        settles = _first(self._settles.values(), room)
-        room -= len(settles)
-        cancels = _first(self._cancels, room)
-        room -= len(cancels)
-        lates = _first(self._lates, room)
-        room -= len(lates)
-        adopts = _first(self._adopts.values(), room)
-        room -= len(adopts)
+        out = self._out
+        load = out.load(asking=not self.away)
         acquires: list[Ask] = []
-        if not self.away and len(adopts) == len(self._adopts):
-            for rid in _first(self._acquires, room):
-                wait = self.waits[rid]
-                wait.sent = True
-                acquires.append(self._spoken(wait, now))
-        signal = (self._signal,) if self._signal is not None else ()
+        for rid in load.acquires:
+            wait = self.waits[rid]
+            wait.sent = True
+            acquires.append(self._spoken(wait, now))
         self._nudged = False
         self._wake = self._linger = 0
         return Batch(
             caller=Caller(self.gateway, self._epoch, self._version, self._mail_ack),
-            signals=signal, settles=settles, cancels=cancels, lates=lates, adopts=adopts,
+            signals=(out.signal,) if out.signal is not None else (),
+            settles=load.settles, cancels=load.cancels, lates=load.lates, adopts=load.adopts,
             acquires=acquires, cold=self._cold or self._epoch > 0,
         )  # fmt: skip
 
@@ -390,7 +381,7 @@ class RemotePool:
         ask = wait.ask
         waited = max(0, now + self._offset - wait.asked)
         cost = self._cost(ask, wait.dims)
-        if cost is ask.cost and waited < LINGER:
+        if cost is ask.cost and waited < PROMPT:
             return ask
         return replace(ask, cost=cost, deadline_in=max(0, ask.deadline_in - waited))
 
@@ -403,7 +394,7 @@ class RemotePool:
         assert reply is not None  # noqa: S101 - an answer without one has failed
         self._sent = None
         self._paces.append(now - self._sent_at)
-        self._forget(batch)
+        self._out.forget(batch)
         known = self._epoch > 0
         lost = known and reply.epoch != self._epoch
         self._epoch, self._version, self._mail_ack = reply.epoch, reply.version, reply.mail_seq
@@ -411,14 +402,14 @@ class RemotePool:
         self._share = reply.demand_share_ppm
         self.standing, self.told = answer.standing, now
         if answer.letters:
-            self._linger = self._linger or now + LINGER  # acknowledge soon, with what comes by
+            self._linger_for(now)  # acknowledge soon, with what comes by
         for event in reply.events:
             self._arrived(now, event)
         self._wake = now + max(1, reply.wake - reply.now) if reply.wake else 0
         if lost or (reply.rejoin and known):
             self._again()
         self._judge(now, lost=lost)
-        if not self._linger and (self._settles or self._adopts or self._signal is not None):
+        if not self._linger and self._out.lingering:
             self._linger = now  # more than one batch can carry
 
     def failed(self, now: Micros) -> None:
@@ -433,25 +424,6 @@ class RemotePool:
             self._go_away(now)
         self._next_probe = now + (PROBE if self.away else RETRY)
 
-    def _forget(self, batch: Batch) -> None:
-        """What that batch carried is done."""
-        for done in batch.settles:
-            if self._settles.get(done.rid) is done:
-                del self._settles[done.rid]
-        for rid in batch.cancels:
-            self._cancels.pop(rid, None)
-        for rid in batch.lates:
-            self._lates.pop(rid, None)
-        for lease in batch.adopts:
-            if self._adopts.get(lease.rid) is lease:
-                del self._adopts[lease.rid]
-            if lease.charge:  # what an outage cost is charged now: its lease is of no use
-                self._settles[lease.rid] = Settle(lease.rid, Outcome.SERVED)
-        for ask in batch.acquires:
-            self._acquires.pop(ask.rid, None)
-        if batch.signals and self._signal == batch.signals[0]:
-            self._signal = None
-
     def _arrived(self, now: Micros, event: Verdict) -> None:
         """A verdict from the pool reaches its waiter; a grant for nobody goes back."""
         wait = self.waits.pop(event.rid, None)
@@ -459,7 +431,7 @@ class RemotePool:
             if wait is None:
                 if event.rid not in self.held:
                     self.orphans += 1
-                    self._cancels[event.rid] = None
+                    self._out.cancels[event.rid] = None
                 return
             if self._stopgap is not None:
                 self._tick_stopgap(now, cancels=[event.rid])
@@ -467,8 +439,8 @@ class RemotePool:
             self.held[event.rid] = _Held(wait.ask, wait.dims, dims, here=False)
         elif wait is None:
             return
-        self._acquires.pop(event.rid, None)
-        self._lates.pop(event.rid, None)
+        self._out.unask(event.rid)
+        self._out.lates.pop(event.rid, None)
         self._ready.append(event)
 
     def _again(self) -> None:
@@ -479,10 +451,10 @@ class RemotePool:
         for rid, wait in self.waits.items():
             if wait.ask.tag is None:
                 wait.ask = replace(wait.ask, tag=wait.asked, ticket=False)
-            self._acquires[rid] = None
+            self._out.acquires[rid] = None
         for rid, held in self.held.items():
             if not held.here:
-                self._adopts[rid] = self._adoption(held)
+                self._out.adopts[rid] = self._adoption(held)
 
     def _adoption(self, held: _Held) -> Adopt:
         ask = held.ask
@@ -495,8 +467,8 @@ class RemotePool:
     def _answer_late(self, rid: str, wait: _Wait) -> None:
         """The deadline passed and the pool says nothing."""
         del self.waits[rid]
-        self._acquires.pop(rid, None)
-        self._lates.pop(rid, None)
+        self._out.unask(rid)
+        self._out.lates.pop(rid, None)
         self._ready.append(Late(rid=rid, because=self.spec.because, tag=wait.asked))
 
     def _take_ready(self, rid: str) -> Verdict | None:
@@ -546,7 +518,7 @@ class RemotePool:
         stopgap, self._stopgap, self._stopgap_wake = self._stopgap, None, 0
         if stopgap is not None and any(stopgap.spent):
             rid = f"{self.gateway}.outage.{now}"
-            self._adopts[rid] = Adopt(rid, tuple(stopgap.spent), charge=True)
+            self._out.adopts[rid] = Adopt(rid, tuple(stopgap.spent), charge=True)
         for held in self.held.values():
             held.here = False
         self._again()
@@ -567,17 +539,33 @@ class RemotePool:
         reply: Reply = core.tick(now, stopgap.caller, **batch)  # type: ignore[arg-type]
         self._stopgap_wake = reply.wake
         for event in reply.events:
-            wait = self.waits.pop(event.rid, None)
+            wait = self.waits.get(event.rid)
             if wait is None:
                 continue
-            if isinstance(event, Admit):
+            verdict = self._of_the_whole(event, wait)
+            if verdict is None:
+                continue
+            del self.waits[event.rid]
+            if isinstance(verdict, Admit):
                 dims = core.spec.dimensions
                 self.held[event.rid] = _Held(wait.ask, wait.dims, dims, here=True)
                 stopgap.granted(self._cost(wait.ask, wait.dims))
                 if wait.sent:
-                    self._cancels[event.rid] = None  # it may stand in the pool's line
-            self._acquires.pop(event.rid, None)
-            self._ready.append(event)
+                    self._out.cancels[event.rid] = None  # it may stand in the pool's line
+            self._out.unask(event.rid)
+            self._ready.append(verdict)
+
+    def _of_the_whole(self, event: Verdict, wait: _Wait) -> Verdict | None:
+        """The verdict of our share, but never "never" for what only the whole pool can carry.
+
+        Such a call waits for the store, or is told to come back where calls do not wait.
+        """
+        cost = self._cost(wait.ask, wait.dims)
+        if not isinstance(event, Never) or not fits_whole(self.spec, wait.ask.lane, cost):
+            return event
+        if self.spec.queue:
+            return None
+        return Shed(rid=event.rid, eta=JUDGED * PROBE, tag=0, because=event.because)
 
     def _settle_here(self, now: Micros, held: _Held, done: Settle) -> None:
         """A call that our own core had granted is over."""
@@ -593,4 +581,4 @@ class RemotePool:
         for rid in list(self.waits):
             self.cancel(now, rid)
             self._ready.append(Shed(rid=rid, eta=eta, tag=0, because=self.spec.because))
-        self._nudged = bool(self._settles or self._cancels)
+        self._nudged = bool(self._out.settles or self._out.cancels)

@@ -110,6 +110,7 @@ class SharedStore:
         cold: bool = True,
         stamp: Callable[[int], int] = int,
         on_mode: Callable[[str], None] | None = None,
+        on_news: Callable[[bytes], None] | None = None,
         max_pools: int = MAX_POOLS,
     ) -> None:
         """A store that sends nothing until `run`.
@@ -124,6 +125,7 @@ class SharedStore:
             cold: See `RemotePool`.
             stamp: The fleet-wide revision of one of ours: the later policy has the higher.
             on_mode: Told "shared", or the fail mode, whenever it changes.
+            on_news: Told whatever is published on the channel `news`.
             max_pools: Pools alive at most.
         """
         self.gateway = gateway
@@ -135,6 +137,7 @@ class SharedStore:
         self._cold = cold
         self._stamp = stamp
         self._on_mode = on_mode
+        self._on_news = on_news
         self._max_pools = max_pools
         self._pools: OrderedDict[str, _Pool] = OrderedDict()
         self._by_base: dict[str, _Pool] = {}
@@ -262,7 +265,7 @@ class SharedStore:
                 while True:
                     try:
                         await self._link.listen(
-                            (f"{self._prefix}nudge:{self.gateway}",), self._heard,
+                            (f"{self._prefix}nudge:{self.gateway}", self.news), self._heard,
                             on_ready or (lambda: None),
                         )  # fmt: skip
                     except self._faults as error:
@@ -337,8 +340,17 @@ class SharedStore:
 
     # --- moving
 
-    def _heard(self, _channel: str, news: bytes) -> None:
-        """Somebody's tick left mail for us."""
+    @property
+    def news(self) -> str:
+        """The channel that every gateway of the fleet hears."""
+        return f"{self._prefix}news"
+
+    def _heard(self, channel: str, news: bytes) -> None:
+        """Somebody's tick left mail for us, or there is news for everybody."""
+        if channel == self.news:
+            if self._on_news is not None:
+                self._on_news(news)
+            return
         pool = self._by_base.get(news.decode("utf-8", "replace"))
         if pool is not None:
             pool.remote.nudge()

@@ -236,6 +236,29 @@ def test_what_an_outage_cost_is_charged_before_anybody_else_is_admitted():
     assert not [rid for rid in shared.core.leases.held if "outage" in rid]
 
 
+def test_a_share_too_small_for_a_call_makes_it_wait_for_the_store_and_never_says_never():
+    shared = Shared(pool_spec(name="pool:p", limits={"rpm": 600, "tpm": 100_000}, because="p"))
+    desk = Desk(shared)
+    desk.up = False
+    desk.acquire(ask_of("big", cost=(SECOND, 50_000 * SECOND)))
+    desk.run(desk.now + 2 * SECOND)
+    assert desk.pool.away
+    assert "big" not in desk.said
+    desk.up = True
+    desk.run(desk.now + 120 * SECOND)
+    assert isinstance(desk.said["big"], Admit)
+
+
+def test_the_share_of_a_small_limit_is_one_request_at_least():
+    desk = Desk(Shared(pool_spec(name="pool:p", limits={"rpm": 10}, queue=False, because="p")))
+    desk.up = False
+    for n in range(5):
+        desk.acquire(ask_of(f"r{n}"))
+    desk.run(desk.now + 2 * SECOND)
+    assert sum(isinstance(one, Admit) for one in desk.said.values()) == 1
+    assert len(desk.said) == 5
+
+
 def test_a_closed_pool_grants_nothing_until_the_deadline():
     desk = Desk(Shared(spec_of()), mode=FailMode.CLOSED)
     desk.up = False
