@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -19,8 +20,12 @@ from starlette.routing import Route
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+T = TypeVar("T")
+Given: TypeAlias = T | Awaitable[T]
+
 JSON = "application/json"
 PROBLEM = "application/problem+json"
+MOST_ID = 300
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -35,14 +40,23 @@ class AdminView:
         explain: The decision record of a call, or None if it is unknown or forgotten.
         reload: Load the policy anew; "" on success, else the errors.
         reset_loops: The conversations of a session ("" means all) begin anew; how many.
+        revoke: That principal is refused from now on.
     """
 
-    status: Callable[[], dict[str, Any]]
-    ready: Callable[[], list[str]]
+    status: Callable[[], Given[dict[str, Any]]]
+    ready: Callable[[], Given[list[str]]]
     metrics: Callable[[], Awaitable[bytes]]
-    explain: Callable[[str], dict[str, Any] | None]
+    explain: Callable[[str], Given[dict[str, Any] | None]]
     reload: Callable[[], Awaitable[str]]
-    reset_loops: Callable[[str], int]
+    reset_loops: Callable[[str], Given[int]]
+    revoke: Callable[[str], Given[None]]
+
+
+async def given(value: Given[T]) -> T:
+    """What a process says at once, or several after they were asked."""
+    if isawaitable(value):
+        return await value
+    return value
 
 
 def answer(value: Any, *, status: int = 200, kind: str = JSON) -> Response:  # noqa: ANN401 - JSON
@@ -69,6 +83,7 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
             "/explain/{call_id}",
             "/reload (POST)",
             "/loops/reset?session=NAME or ?all=1 (POST)",
+            "/revoke?principal=ID (POST)",
         ]
         return answer({"tidegate": "admin", "paths": paths})
 
@@ -76,7 +91,7 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
         return Response(b"ok\n", media_type="text/plain")
 
     async def readyz(_request: Request) -> Response:
-        missing = view.ready()
+        missing = await given(view.ready())
         if missing:
             return problem(503, "not ready", "; ".join(missing))
         return Response(b"ready\n", media_type="text/plain")
@@ -85,11 +100,11 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
         return Response(await view.metrics(), headers={"content-type": METRICS})
 
     async def status(_request: Request) -> Response:
-        return answer(view.status())
+        return answer(await given(view.status()))
 
     async def explain(request: Request) -> Response:
         call_id = str(request.path_params["call_id"])
-        record = view.explain(call_id)
+        record = await given(view.explain(call_id))
         if record is None:
             text = f"no call {call_id[:64]!r} in memory: it is unknown, still running or forgotten"
             return problem(404, "unknown call", text)
@@ -99,13 +114,22 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
         errors = await view.reload()
         if errors:
             return problem(422, "policy refused; the old one stays in force", errors)
-        return answer({"reloaded": True, "policy": view.status().get("policy")})
+        state = await given(view.status())
+        return answer({"reloaded": True, "policy": state.get("policy")})
 
     async def reset_loops(request: Request) -> Response:
         session, everyone = request.query_params.get("session"), request.query_params.get("all")
         if bool(session) == (everyone == "1"):
             return problem(400, "whose loops", "give session=NAME, or all=1 for every conversation")
-        return answer({"reset": view.reset_loops(session or "")})
+        return answer({"reset": await given(view.reset_loops(session or ""))})
+
+    async def revoke(request: Request) -> Response:
+        principal = request.query_params.get("principal", "")
+        if not 0 < len(principal) <= MOST_ID:
+            text = "give principal=ID as the access log names it, for example key:ci"
+            return problem(400, "whose credential", text)
+        await given(view.revoke(principal))
+        return answer({"revoked": principal})
 
     async def missing(request: Request, _error: Exception) -> Response:
         return problem(
@@ -122,6 +146,7 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
             Route("/explain/{call_id}", explain),
             Route("/reload", reload, methods=["POST"]),
             Route("/loops/reset", reset_loops, methods=["POST"]),
+            Route("/revoke", revoke, methods=["POST"]),
         ],
         exception_handlers={404: missing},
     )

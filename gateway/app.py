@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from gateway import __version__, connection, ownership, serving, settings
+from gateway import __version__, connection, ownership, private_store, serving, settings
 from gateway.admin import admin
 from gateway.beside import Emulator
 from gateway.clock import LoopClock
 from gateway.edge import Edge, Hooks
-from gateway.errors import PolicyError
+from gateway.errors import PolicyError, StoreUnavailable
 from gateway.identity import dev_key
 from gateway.machine import Machine, missing_vocabulary
 from gateway.pipeline import pipeline
@@ -59,13 +59,22 @@ def serve(chosen: Settings) -> int:
         stranger = ownership.check()
         if stranger is not None:
             raise OSError(stranger)  # noqa: TRY301 - one way out for all failures to start
+        if chosen.data_fd >= 0:
+            private_store.die_with_parent()  # a worker without its supervisor has nobody to stop it
         serving.raise_file_limit()
         settings.export_vocabulary_dir(chosen.vocabulary_dir)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_main(chosen))
     except PolicyError as error:
         sys.stderr.write(f"{error}\ntidegate: the policy above was refused; nothing was started.\n")
-    except (serving.PortBusy, StoreFault, OSError, ValueError, ImportError) as error:
+    except (
+        serving.PortBusy,
+        StoreFault,
+        StoreUnavailable,
+        OSError,
+        ValueError,
+        ImportError,
+    ) as error:
         sys.stderr.write(f"tidegate: {error}\n")
     return 1
 
@@ -164,8 +173,11 @@ class Gateway:
         if missing:
             raise ValueError(f"the policy says `tokenizer: required`, and {missing}")
         where = addresses(self._settings, watch.current)
+        inherited = self._settings.data_fd
         sockets = [
-            serving.bind(*where[0], what="data listener", variable="TIDEGATE_PORT"),
+            serving.inherited(inherited)
+            if inherited >= 0
+            else serving.bind(*where[0], what="data listener", variable="TIDEGATE_PORT"),
             serving.bind(*where[1], what="admin listener", variable="TIDEGATE_ADMIN_PORT"),
         ]
         machine = Machine(
@@ -177,6 +189,8 @@ class Gateway:
             redact=self._redact,
             watch=watch,
         )
+        if machine.sharing is not None:
+            await machine.sharing.check()
         async with machine, asyncio.TaskGroup() as tasks:
             edge = Edge(
                 service=pipeline(machine.parts),
@@ -207,6 +221,8 @@ class Gateway:
                 tasks.create_task(control.serve([sockets[1]])),
             ]
             others = [tasks.create_task(watch.run()), tasks.create_task(machine.resuming.run())]
+            if machine.sharing is not None:
+                others.append(tasks.create_task(machine.sharing.run()))
             if self._emulator is not None:
                 others.append(tasks.create_task(self._miss(self._emulator)))
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, watch.poke)

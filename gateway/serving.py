@@ -57,6 +57,13 @@ def bind(host: str, port: int, *, what: str, variable: str) -> socket.socket:
     return sock
 
 
+def inherited(number: int) -> socket.socket:
+    """The listening socket that our supervisor opened for all of its workers."""
+    sock = socket.socket(fileno=number)
+    sock.setblocking(False)  # noqa: FBT003 - the standard library's signature
+    return sock
+
+
 class Listener(uvicorn.Server):
     """A uvicorn server that leaves signals alone."""
 

@@ -20,7 +20,10 @@ class Settings:
         admin_host, admin_port: Admin listener.
         state_dir: Where the development key, the secret and later the store live.
         secret_file: The one secret all signing keys derive from; None means in `state_dir`.
-        redis_url: Shared store; "" is the embedded one.
+        redis_url: Shared store; "" is the embedded one, unless policy names one.
+        redis_new: The shared store began with this process's supervisor: what it does not know, it
+            has not lost.
+        data_fd: A listening socket inherited from the supervisor; -1 for none.
         otlp_endpoint, trace_ratio: Where spans go ("" for nowhere); share of new traces kept.
         transport: How bytes reach providers: one of `TRANSPORTS`.
         vocabulary_dir: Folder of the tokenizer's files.
@@ -35,6 +38,8 @@ class Settings:
     state_dir: Path = Path()
     secret_file: Path | None = None
     redis_url: str = ""
+    redis_new: bool = False
+    data_fd: int = -1
     transport: str = "http1"
     vocabulary_dir: Path = Path()
     log_level: str = ""
@@ -102,6 +107,8 @@ def from_environment(environ: dict[str, str] | None = None) -> Settings:
         else user_dir(env, "XDG_STATE_HOME", ".local/state") / "tidegate",
         secret_file=Path(secret) if secret else None,
         redis_url=env.get("TIDEGATE_REDIS_URL", ""),
+        redis_new=env.get("TIDEGATE_REDIS_NEW", "") == "1",
+        data_fd=int(env.get("TIDEGATE_DATA_FD") or -1),
         transport=one_of("TIDEGATE_TRANSPORT", TRANSPORTS),
         vocabulary_dir=vocabulary_dir(env),
         log_level=env.get("TIDEGATE_LOG_LEVEL", ""),

@@ -471,6 +471,21 @@ class HoldRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRules:
+    """What several gateways share, read at start.
+
+    Attributes:
+        redis: URL of the shared store; None: alone, unless the environment names one.
+        when_away: "local", "closed" or "open".
+        prefix: Of keys and channels.
+    """
+
+    redis: Secret | None = None
+    when_away: str = "local"
+    prefix: str = "tidegate:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPattern:
     """A family of public model names, each concrete name a model of its own."""
 
@@ -502,6 +517,7 @@ class Snapshot:
     loops: LoopRules = LoopRules()
     logs: LogRules = LogRules()
     holds: HoldRules = HoldRules()
+    fleet: FleetRules = FleetRules()
     tokenizer: str = "preferred"
     ramps: Mapping[str, RampRules] = field(default_factory=dict)
     places: Mapping[RuleId, Place] = field(default_factory=dict)

@@ -128,13 +128,14 @@ class View:
             explain=self.explain,
             reload=self.reload,
             reset_loops=self._machine.loops.reset,
+            revoke=self._machine.revoke,
         )
 
     def status(self) -> dict[str, Any]:
         """The whole state."""
         machine = self._machine
         now = machine.clock.now()
-        snapshot = machine.watch.current
+        snapshot, sharing = machine.watch.current, machine.sharing
         return {
             "version": self._version,
             "uptime_us": now - self._since,
@@ -144,6 +145,7 @@ class View:
             "tokenizer_exact": machine.loaded and not machine.counter.warnings,
             "policy": policy_status(machine.watch),
             "models": models_status(snapshot),
+            "store": {"mode": "embedded"} if sharing is None else sharing.status(),
             "pools": pools_status(machine.store),
             "breakers": breakers_status(machine.breakers, now),
             "conversations": len(machine.loops),

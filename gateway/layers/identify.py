@@ -11,13 +11,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gateway.call import Call, HeldCall, Layer, Principal, Reply, Service, VerdictNote
-from gateway.errors import Forbidden, NoSuchRoute
+from gateway.errors import Forbidden, NoSuchRoute, Unauthenticated
 from gateway.identity import HINTS, session_of, tier_wish
 from gateway.identity.again import reinstated
 from gateway.wire import keepalive
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Container
 
     from gateway.clock import Clock
     from gateway.identity import Identities
@@ -58,11 +58,21 @@ def check_model(call: Call, principal: Principal) -> None:
 class Recognizer:
     """Sets a call's principal from its headers alone; for the edge, before the body is read."""
 
-    __slots__ = ("_clock", "_identities")
+    __slots__ = ("_clock", "_identities", "_revoked")
 
-    def __init__(self, identities: Identities, clock: Clock) -> None:
+    def __init__(
+        self, identities: Identities, clock: Clock, revoked: Container[str] = frozenset()
+    ) -> None:
+        """Nobody is known yet.
+
+        Args:
+            identities: Who has which credential.
+            clock: For what expires.
+            revoked: Ids of principals refused whatever their credential says; may change.
+        """
         self._identities = identities
         self._clock = clock
+        self._revoked = revoked
 
     def __call__(self, call: Call) -> Awaitable[None] | None:
         """None once the principal is set; a coroutine while a key set must be fetched.
@@ -74,12 +84,20 @@ class Recognizer:
             call.snapshot, call.headers, call.peer, self._clock.wall()
         )
         if isinstance(found, Principal):
-            call.principal = found
+            call.principal = self._trusted(found)
             return None
         return self._later(call, found)
 
     async def _later(self, call: Call, found: Awaitable[Principal]) -> None:
-        call.principal = await found
+        call.principal = self._trusted(await found)
+
+    def _trusted(self, principal: Principal) -> Principal:
+        if principal.id in self._revoked:
+            raise Unauthenticated(
+                f"The credential of {principal.agent} was revoked by the operator.",
+                because=principal.rule.because,
+            )
+        return principal
 
 
 def identify(recognize: Recognizer) -> Layer:

@@ -103,6 +103,11 @@ class _Compiler:
                 access=rules.logging.access,
             ),
             holds=self._holds(),
+            fleet=made.FleetRules(
+                redis=rules.fleet.redis,
+                when_away=rules.fleet.when_away,
+                prefix=rules.fleet.prefix,
+            ),
             tokenizer=rules.tokenizer,
             ramps=ramps_of(rules, self._mode),
             places=self._policy.places,

@@ -764,6 +764,22 @@ class Holds(Section):
     webhooks: Webhooks = Field(default=Webhooks(), description="Where to push results and alerts.")
 
 
+class Fleet(Section):
+    """Several gateways that share limits, queues, budgets and breakers; read when they start."""
+
+    redis: SecretText | None = Field(
+        default=None,
+        description="URL of the shared Redis or Valkey; TIDEGATE_REDIS_URL wins. None: alone.",
+    )
+    when_away: Literal["local", "closed", "open"] = Field(
+        default="local",
+        description="While it is away: own share of each limit, nobody new, or everybody.",
+    )
+    prefix: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        default="tidegate:", description="Of its keys and channels; fleets with equal ones share."
+    )
+
+
 class Logging(Section):
     """What is logged."""
 
@@ -810,6 +826,7 @@ class PolicyFile(Section):
     breakers: Breakers = Field(default=Breakers(), description="When a deployment counts as sick.")
     loops: Loops = Field(default=Loops(), description="When an agent repeats itself.")
     holds: Holds = Field(default=Holds(), description="Calls kept while a breaker is open.")
+    fleet: Fleet = Field(default=Fleet(), description="Gateways that share one store.")
     logging: Logging = Field(default=Logging(), description="What is logged.")
     tokenizer: Literal["preferred", "required"] = Field(
         default="preferred", description="required: refuse to start without the exact vocabulary."

@@ -87,6 +87,8 @@ class PolicyStatus:
 
     Attributes:
         loaded_at: Wall-clock seconds of the last swap.
+        changed_at: When the newest of its files was written, micros since the epoch: of two
+            gateways' policies the later one holds for what they share.
         last_error: Problems of the last refused load, a line each; "" after a good one.
         failed_at: Wall-clock seconds of that load; 0 if the last was good.
         refused: Loads refused since the start.
@@ -97,6 +99,7 @@ class PolicyStatus:
     digest: str
     loaded_at: float
     files: tuple[str, ...]
+    changed_at: int = 0
     last_error: str = ""
     failed_at: float = 0.0
     refused: int = 0
@@ -231,6 +234,7 @@ class PolicyWatch:
             revision=snapshot.revision,
             digest=snapshot.digest,
             loaded_at=self._clock.wall(),
+            changed_at=max((seen[3] // 1_000 for seen in self._stamp.values() if seen), default=0),
             files=policy.files,
             refused=self.status.refused if hasattr(self, "status") else 0,
             warnings=tuple(str(warning) for warning in policy.warnings),

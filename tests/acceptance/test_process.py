@@ -231,7 +231,7 @@ def test_every_command_says_what_it_did_in_its_exit_status(stage):
                 run_command("explain", "x", "--admin", nowhere, env=env),
                 run_command("check", str(folder / "missing.yaml"), env=env),
                 run_command("check", default, env=env),
-                run_command("serve", "--workers", "2", env=env),
+                run_command("serve", "--workers", "0", env=env),
                 run_command("no-such-command", env=env),
                 run_command("worker", env=env),
             )

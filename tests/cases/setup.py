@@ -23,6 +23,7 @@ from tests.cases import skips
 from tests.cases.accounts import Accounts
 from tests.cases.client import Request, call
 from tests.cases.player import Lane, NoHooks, Outcome, play_all
+from tests.cases.store import Store
 from tests.cases.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ POLICIES = Path(__file__).parent / "policies"
 ROOT = Path(__file__).parents[2]
 KEY = "tg-test"
 """The client key without limits in every policy of `policies/`. A test's constant, no secret."""
+
+FLEETS = {"fleet": 2, "ten-per-minute-fleet": 3, "redis": 1}
+"""Set-ups whose gateways share a store, and how many they are."""
 
 START_LIMIT = 60.0
 STOP_LIMIT = 10.0
@@ -136,8 +140,8 @@ async def _ready(gateway: Gateway, limit: float = START_LIMIT) -> None:
     raise NotStarted(f"exit {gateway.process.returncode}; the end of its log:\n{tail}")
 
 
-async def start(policy: str, upstream: Upstream) -> Gateway:
-    """A gateway that runs that set-up and is ready.
+async def start(policy: str, upstream: Upstream, *, store: Store | None = None) -> Gateway:
+    """A gateway that runs that set-up and is ready, one of a fleet where there is a store.
 
     Raises:
         NotStarted: It did not become ready.
@@ -147,6 +151,8 @@ async def start(policy: str, upstream: Upstream) -> Gateway:
     shutil.copy(POLICIES / f"{policy}.yaml", copy)
     port, admin = free_port(), free_port()
     env = environment(folder, copy, port, admin, upstream)
+    if store is not None:
+        env["TIDEGATE_REDIS_URL"] = store.url
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", "serve",
@@ -201,21 +207,29 @@ async def lanes_of(policy: str, count: int) -> AsyncIterator[list[Lane]]:
             upstream = Upstream()
             await upstream.start()
             stack.push_async_callback(upstream.stop)
-            gateway = await start(file, upstream)
-            stack.push_async_callback(gateway.stop)
+            store = None
+            if policy in FLEETS:
+                store = Store()
+                await store.start()
+                stack.push_async_callback(store.stop)
+            fleet = []
+            for _ in range(FLEETS.get(policy, 1)):
+                fleet.append(await start(file, upstream, store=store))
+                stack.push_async_callback(fleet[-1].stop)
+            first = fleet[0]
             made.append(
                 Lane(
                     policy=policy,
-                    gateways=(("127.0.0.1", gateway.port),),
+                    gateways=tuple(("127.0.0.1", gateway.port) for gateway in fleet),
                     upstream=upstream,
                     key=KEY,
                     books=Accounts(
-                        admins=(("127.0.0.1", gateway.admin_port),),
-                        pids=(gateway.process.pid,),
+                        admins=tuple(("127.0.0.1", gateway.admin_port) for gateway in fleet),
+                        pids=tuple(gateway.process.pid for gateway in fleet),
                         stale=SCRAPE_AGE,
                     ),
-                    hooks=Operator(gateway) if policy != "plain" else NoHooks(),
-                    log=log_reader(gateway.log),
+                    hooks=store or (Operator(first) if policy != "plain" else NoHooks()),
+                    log=log_reader(first.log),
                 )
             )
         yield made

@@ -28,6 +28,7 @@ def asked(method, query):
         explain=nothing,
         reload=nothing,
         reset_loops=reset,
+        revoke=nothing,
     )
     sent = []
 

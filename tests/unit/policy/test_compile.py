@@ -367,6 +367,15 @@ def test_the_process_rules_are_carried_over():
     assert found.holds.webhooks.hosts == ("hooks.example", "*.ci.example:8443")
     assert found.holds.webhooks.networks == ("10.1.0.0/16",)
     assert found.tokenizer == "required"
+    assert (found.fleet.redis, found.fleet.when_away) == (None, "local")
+
+
+def test_a_fleet_names_its_store_and_what_holds_without_it():
+    text = WORLD + "\nfleet: {redis: 'redis://u:secret@h:1/0', when_away: closed, prefix: 'a:'}\n"
+    fleet = snapshot(text).fleet
+    assert fleet.redis.reveal() == "redis://u:secret@h:1/0"
+    assert "secret" not in repr(fleet)
+    assert (fleet.when_away, fleet.prefix) == ("closed", "a:")
 
 
 def test_compiling_twice_gives_the_same_rules():
@@ -389,7 +398,7 @@ def test_every_section_of_the_file_is_compiled_or_named_here():
     assert set(PolicyFile.model_fields) == {
         "version", "mode", "listeners", "edge", "providers", "pools", "models", "prices", "tiers",
         "fairness", "tenants", "agents", "issuers", "retry", "breakers", "loops", "holds",
-        "logging", "tokenizer", "servers",
+        "logging", "tokenizer", "servers", "fleet",
     }  # fmt: skip
 
 

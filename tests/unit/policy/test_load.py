@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import PolicyError
 from gateway.policy.load import load_texts
-from gateway.policy.models import Agent, AgentKey, Provider, ProviderKey, Server, Webhooks
+from gateway.policy.models import Agent, AgentKey, Fleet, Provider, ProviderKey, Server, Webhooks
 from gateway.policy.tree import MAX_DEPTH, SECRETS
 from gateway.snapshot import Secret
 from tests.unit.policy.sample import ENV, SMALL, load, problems, said
@@ -263,7 +263,7 @@ def test_a_secret_in_the_wrong_place_is_never_repeated(edit):
 def test_every_secret_field_of_the_models_is_a_secret_place_of_the_reader():
     fields = {
         (model.__name__, name)
-        for model in (Agent, AgentKey, Provider, ProviderKey, Server, Webhooks)
+        for model in (Agent, AgentKey, Fleet, Provider, ProviderKey, Server, Webhooks)
         for name, field in model.model_fields.items()
         if "Secret" in repr(field.annotation)
     }
@@ -273,6 +273,7 @@ def test_every_secret_field_of_the_models_is_a_secret_place_of_the_reader():
         ("Provider", "extra_headers"),
         ("AgentKey", "key"),
         ("Webhooks", "signing_key"),
+        ("Fleet", "redis"),
         ("Server", "key"),
         ("Server", "headers"),
         ("Server", "env"),

