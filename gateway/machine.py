@@ -211,7 +211,9 @@ class Machine:
         metrics.policy(watch.current.revision)
         metrics.mode("embedded" if self.sharing is None else "shared")
         if self.sharing is not None:
-            self.sharing.connect(self.breakers, lambda: watch.current.breaker, watch.poke)
+            self.sharing.connect(
+                self.breakers, lambda: watch.current.breaker, watch.poke, self.loops.reset
+            )
 
     def _sharing(self, rng: Rng) -> Sharing | None:
         """The fleet that settings or policy name; None: this process is alone."""
@@ -291,6 +293,12 @@ class Machine:
             invoke=Invoke(exchanges, clock, on_status=metrics.answered),
             plane=Plane(exchanges),
         )
+
+    def reset_loops(self, session: str) -> int:
+        """A session ("" means all) begins anew, in the whole fleet; how many conversations here."""
+        if self.sharing is not None:
+            self.sharing.loops_reset(session)
+        return self.loops.reset(session)
 
     def revoke(self, principal: str) -> None:
         """That principal is refused from now on; in the whole fleet, where there is one."""

@@ -1,9 +1,10 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
 Limits, queues and budgets are pools (`admission/shared.py`). Everything else is *news*: a breaker
-that opened, a credential that was revoked, a policy that was edited. News is published, and kept
-for those who were away; it arrives within a second and is decided upon by each process alone while
-the store is away. Nothing here is needed for a right decision, only for an early one.
+that opened, a credential that was revoked, a policy that was edited, loops that may begin anew.
+News is published, and kept for those who were away; it arrives within a second and is decided upon
+by each process alone while the store is away. Nothing here is needed for a right decision, only for
+an early one.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Sharing:
         self._breakers: Breakers | None = None
         self._rules: Callable[[], BreakerRules] | None = None
         self._on_policy: Callable[[], None] | None = None
+        self._on_loops: Callable[[str], object] | None = None
         self._hearing = ""
         self._changed: dict[str, int] = {}
 
@@ -104,9 +106,18 @@ class Sharing:
         breakers: Breakers,
         rules: Callable[[], BreakerRules],
         on_policy: Callable[[], None],
+        on_loops: Callable[[str], object],
     ) -> None:
-        """What news is about: the breakers with their rules, and who looks at the policy again."""
-        self._breakers, self._rules, self._on_policy = breakers, rules, on_policy
+        """What news is about.
+
+        Args:
+            breakers: Ours.
+            rules: Of a breaker that is made because of news.
+            on_policy: Looks at the policy again.
+            on_loops: Lets a session ("" means all) begin anew.
+        """
+        self._breakers, self._rules = breakers, rules
+        self._on_policy, self._on_loops = on_policy, on_loops
 
     async def check(self) -> None:
         """The store is fit, or away: then we start by the fail mode.
@@ -165,6 +176,10 @@ class Sharing:
         """Our policy was edited: whoever reads the same files need not wait for his own look."""
         self._tell("policy", "", {"at": self._wall()}, keep=False)
 
+    def loops_reset(self, session: str) -> None:
+        """The operator let a session begin anew, here and in the whole fleet."""
+        self._tell("loops", session, {"at": self._wall()}, keep=False)
+
     def _tell(self, kind: str, name: str, item: dict[str, Any], *, keep: bool = True) -> None:
         raw = orjson.dumps({"kind": kind, "name": name, "by": self.store.gateway, **item})
         self._spawn(self._send(kind, name, raw, keep=keep))
@@ -199,6 +214,8 @@ class Sharing:
                 self._apply(name, news, at)
             elif by != self.store.gateway and kind == "policy" and self._on_policy is not None:
                 self._on_policy()
+            elif by != self.store.gateway and kind == "loops" and self._on_loops is not None:
+                self._on_loops(name)
         except (ValueError, KeyError, TypeError):
             logger.warning("news_unreadable", extra={"bytes": len(raw)})
 

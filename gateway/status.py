@@ -127,7 +127,7 @@ class View:
             metrics=self._page,
             explain=self.explain,
             reload=self.reload,
-            reset_loops=self._machine.loops.reset,
+            reset_loops=self._machine.reset_loops,
             revoke=self._machine.revoke,
         )
 

@@ -1,4 +1,4 @@
-"""What an admission costs: `python -m loadtests.admission --json` (about 20 s).
+"""What an admission costs: `python -m loadtests.admission --json` (about 50 s).
 
 `local_cpu_us` is the CPU of one acquire and one settlement through `LocalStore`, uncontended, the
 ask built by the caller included: 500 requests and 450,000 tokens per minute scaled so that all fit,
@@ -10,22 +10,35 @@ no order, no log): it says how fast this machine is today. Rounds alternate.
 adds in all, with its ask, future and deadline timer; `bytes_per_pool` what one key's own pool
 holds. `calls_idle` counts ticks of a store that has pools and nobody waiting, over two seconds.
 
-The figures of the shared store are null until `fleet.py` exists.
+The shared store runs on a real server of this machine; its figures are the server's own CPU
+accounting (`INFO cpu`), user and system, protocol included:
+
+    redis_cpu_us_single   per call of the pool's function that settles one attempt and admits one
+    redis_cpu_us_batch16  per admission and settlement where sixteen of each ride in one call
+    client_cpu_us_single  of this process, per acquire and settlement through `SharedStore`, one
+                          after the other: nothing rides along
+    script_calls_per_op   calls of the function per acquire and settlement, 64 tasks in a loop
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import time
 import tracemalloc
+from collections.abc import AsyncIterator
 
-from gateway.admission.core import Admit, Ask, Caller, Outcome, PoolCore
+from gateway.admission.core import Admit, Ask, Caller, Outcome, PoolCore, Settle
+from gateway.admission.fleet import FAULTS, RedisLink
 from gateway.admission.local import LocalStore
+from gateway.admission.packing import Batch, pack_batch, pack_rules, unpack_answer
 from gateway.admission.profiles import Shape, pool_spec
+from gateway.admission.shared import SharedStore
 from gateway.clock import LoopClock
 from gateway.units import MICRO
+from loadtests.fleet import Store
 from loadtests.measure import finish, say, summary
 
 ROUNDS = 15
@@ -33,6 +46,7 @@ CALLS = 3_000
 WAITERS = 10_000
 LINE = 200
 POOLS = 2_000
+SHARED_ROUNDS = 5
 
 WIDE = pool_spec(name="wide", limits={"rpm": 30_000_000, "tpm": 9_000_000_000}, because="wide")
 ONE = pool_spec(name="one", limits={"rpm": 30_000_000}, concurrency=1, because="one")
@@ -182,6 +196,105 @@ async def calls_idle(clock: LoopClock) -> int:
     return store.ticks() - before
 
 
+# --- the shared store
+
+
+async def server_cpu(store: Store, batch: int, seconds: float) -> float:
+    """The server's CPU micros per admission and settlement, so many of each in one call."""
+    link = RedisLink(store.url, timeout=MICRO)
+    rules, cost, used = pack_rules(WIDE), (MICRO, 1_000 * MICRO), (MICRO, 600 * MICRO)
+    over: list[Ask] = []
+
+    async def call(number: int, body: bytes = b"") -> None:
+        nonlocal over
+        asks = [ask_of(number * batch + k, cost) for k in range(batch)]
+        done = [Settle(ask.rid, Outcome.SERVED, used) for ask in over]
+        over = asks
+        load = Batch(caller=Caller("bench"), settles=done, acquires=asks, cold=False)
+        raw = await link.call("bench:{wide}", pack_batch(load, rules), body, "bench:")
+        if len(unpack_answer(raw).reply.events) != batch:  # type: ignore[union-attr]
+            raise TypeError("an uncontended call waited")
+
+    try:
+        with store.client() as client:
+            client.flushall()
+        await call(0, rules.body)
+        for number in range(1, 200):
+            await call(number)
+        cpu, number, began = store.cpu_s(), 200, time.monotonic()
+        while time.monotonic() - began < seconds:
+            await call(number)
+            number += 1
+        return (store.cpu_s() - cpu) / ((number - 200) * batch) * 1e6
+    finally:
+        await link.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(store: Store, clock: LoopClock) -> AsyncIterator[SharedStore]:
+    """A shared store of a gateway of its own."""
+    link = RedisLink(store.url, timeout=MICRO)
+    shared = SharedStore(link, clock, gateway="bench", faults=FAULTS, cold=False)
+    running = asyncio.create_task(shared.run())
+    try:
+        yield shared
+    finally:
+        await shared.close()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+async def one_by_one(shared: SharedStore, number: int, calls: int) -> None:
+    for n in range(calls):
+        ask = ask_of(number + n)
+        wait = shared.acquire(WIDE, ask)
+        verdict = await wait if isinstance(wait, asyncio.Future) else wait
+        if not isinstance(verdict, Admit):
+            raise TypeError("an uncontended call was refused")
+        actual = (MICRO, 600 * MICRO)
+        shared.settle("wide", ask.rid, outcome=Outcome.SERVED, actual=actual)
+
+
+async def shared_figures(clock: LoopClock) -> dict[str, object]:
+    """Over a real server."""
+    store = Store()
+    single: list[float] = []
+    sixteen: list[float] = []
+    client: list[float] = []
+    await store.start()
+    try:
+        for round_ in range(SHARED_ROUNDS):
+            say(f"shared store, round {round_ + 1} of {SHARED_ROUNDS}")
+            single.append(await server_cpu(store, 1, 1.5))
+            sixteen.append(await server_cpu(store, 16, 1.5))
+            async with opened(store, clock) as shared:
+                await one_by_one(shared, 10**6 * round_, 100)
+                began = time.process_time()
+                await one_by_one(shared, 10**6 * round_ + 500, 1_000)
+                client.append((time.process_time() - began) / 1_000 * 1e6)
+        async with opened(store, clock) as shared:
+            before = shared.calls()
+            async with asyncio.TaskGroup() as tasks:
+                for task in range(64):
+                    tasks.create_task(one_by_one(shared, 10**9 + 10**6 * task, 100))
+            per_op = (shared.calls() - before) / 6_400
+            await clock.sleep(1)
+            before = shared.calls()
+            await clock.sleep(2)
+            idle = shared.calls() - before
+    finally:
+        await store.kill()
+    return {
+        **summary("redis_cpu_us_single", single, 1),
+        **summary("redis_cpu_us_batch16", sixteen, 1),
+        **summary("client_cpu_us_single", client, 1),
+        "script_calls_per_op": round(per_op, 3),
+        "calls_idle_shared": idle,
+        "redis": store.binary.name,
+    }
+
+
 async def measured() -> dict[str, object]:
     clock = LoopClock()
     quiet: list[float] = []
@@ -193,6 +306,7 @@ async def measured() -> dict[str, object]:
         naive.append(control(clock))
         busy.append(await saturated(clock))
     return {
+        **await shared_figures(clock),
         **summary("local_cpu_us", quiet, 2),
         **summary("local_cpu_us_saturated", busy, 2),
         **summary("control_cpu_us", naive, 2),
@@ -200,11 +314,6 @@ async def measured() -> dict[str, object]:
         "bytes_per_waiter_store": round(bytes_per_waiter_store(clock)),
         "bytes_per_pool": round(bytes_per_pool(clock)),
         "calls_idle": await calls_idle(clock),
-        "redis_cpu_us_single": None,
-        "redis_cpu_us_batch16": None,
-        "client_cpu_us_single": None,
-        "script_calls_per_op": None,
-        "null_because": "the shared store (gateway/admission/fleet.py) does not exist yet",
     }
 
 

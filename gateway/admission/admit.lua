@@ -22,7 +22,7 @@
 -- exact for those: a quotient below 2^53 / b cannot round up to the next integer.
 local LAYOUT, MICRO, FULL, BACKUP = 1, 1000000, 1000000, 50000
 local floor, ceil, max, min, unp, pk, sub, rep, concat, call     -- bound by the first call: none exists while loading
-local function int(x) return string.format('%.0f', x) end
+local function int(x) return string.format('%d', x) end   -- %d casts to 64 bits: exact, and a third of %.0f
 local formats = {}
 local function doubles(n)
   local f = formats[n]
@@ -44,10 +44,12 @@ local SCALARS = {'lay', 'epoch', 'version', 'now', 'factor', 'factor_at', 'cut_a
   'lseq', 'fly', 'waiting', 'places', 'shadow', 'seats', 'trust', 'due', 'demand', 'demand_at', 'zero', 'zero_at', 'touch'}
 local V, BL, CN, TOP, FIN, HEAD = 1, 5, 9, 13, 17, 20
 
--- One call's own values; all the caches below live as long as the call, but for `known`.
+-- One call's own values. What was read or written (grants, finishes, seats, log cells) outlives the
+-- call in `known`, for as long as the stored state is byte for byte the one that this code wrote.
 local c, base, B
 local MOST_KNOWN = 5000      -- pools remembered; beyond it all are forgotten at once
-local known, pools = {}, 0   -- base of keys -> {head, rules, raw, state}
+local MOST_HELD = 2000       -- grants remembered per pool
+local known, pools = {}, 0   -- base of keys -> {head, rules, raw, state, grants, complete, finishes, seats}
 
 -- --- rules
 
@@ -110,13 +112,16 @@ local function prepare(r)
     for at, i in ipairs(g.dims) do g[i] = at end
   end
 end
-local function use(r)
+local function use(r, warm)
   if not r.lim then prepare(r) end
   R, nd, logs, rolling = r, r.n, r.logs, r.rolling
   lim, win, cal, off, logof, scales = r.lim, r.win, r.cal, r.off, r.logof, r.scales
   depths, caps, ceilings = r.depths, r.caps, r.ceilings
   LV, SU, FO, FAT, FR = HEAD, HEAD + nd, HEAD + 2 * nd, HEAD + 3 * nd, HEAD + 4 * nd
-  for _, g in ipairs(logs) do g.cells, g.dirty = {}, {} end
+  for _, g in ipairs(logs) do
+    if not warm then g.cells = {} end
+    g.dirty = {}
+  end
 end
 local ring = {}               -- the rare ways, with every cell in memory
 function ring.cells(g) return floor(g.keep / g.width) + 3 end
@@ -508,57 +513,74 @@ local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':f
 
 -- --- grants
 
-local grants, grants_put, grants_gone, first_hold
+local grants, complete, grants_put, grants_gone, first_hold   -- complete: no other is in flight
 local function grant_text(g)
   return pk('<ddBBddddI2c0', g.end_, g.at, g.lane, g.weight, g.span, g.tag, g.shape, g.epoch, #g.tenant, g.tenant) .. packed(g.cost)
 end
 local function grant_of(raw)
-  local g, p = {}, nil
-  g.end_, g.at, g.lane, g.weight, g.span, g.tag, g.shape, g.epoch, g.tenant, p = unp('<ddBBddddI2c0', raw)
+  local end_, at, lane, weight, span, tag, shape, epoch, tenant, p = unp('<ddBBddddI2c0', raw)
   local n = (#raw - p + 1) / 8
-  g.cost = {unp(doubles(n), raw, p)}
-  g.cost[n + 1] = nil
-  return g
+  local cost = {unp(doubles(n), raw, p)}
+  cost[n + 1] = nil
+  return {end_ = end_, at = at, lane = lane, weight = weight, span = span, tag = tag, shape = shape, epoch = epoch, tenant = tenant,
+          cost = cost, order = false}
 end
 local function grant(rid)
   local g = grants[rid]
-  if g == nil then
-    local raw = t.fly > 0 and call('HGET', base .. ':if', rid)
-    g = raw and grant_of(raw) or false
-    grants[rid] = g
-  end
+  if g or complete or t.fly == 0 or grants_gone[rid] then return g end
+  local raw = call('HGET', base .. ':if', rid)
+  g = raw and grant_of(raw) or nil
+  grants[rid] = g
   return g
 end
+local function fetch_grants(rids)            -- all at once: a call for each would cost more than the rest
+  if complete or t.fly == 0 or #rids < 2 then return end
+  for first = 1, #rids, 1000 do
+    local last = min(first + 999, #rids)
+    local found = call('HMGET', base .. ':if', unpack(rids, first, last))
+    for k = first, last do
+      local rid, raw = rids[k], found[k - first + 1]
+      if raw and not grants[rid] and not grants_gone[rid] then grants[rid] = grant_of(raw) end
+    end
+  end
+end
 local function hold_grant(rid, g)           -- last in the order of ending
-  first_hold = first_hold or t.fly == 0
+  first_hold = first_hold or c.fly == 0
   t.lseq, t.fly = t.lseq + 1, t.fly + 1
   g.order = t.lseq
   grants[rid], grants_put[rid], grants_gone[rid] = g, true, nil
 end
 local function drop_grant(rid)
   t.fly = t.fly - 1
-  grants[rid], grants_put[rid], grants_gone[rid] = false, nil, true
+  grants[rid], grants_put[rid], grants_gone[rid] = nil, nil, true
 end
 local function flush_grants()
-  local put, order, gone = {}, {}, {}
-  for rid in pairs(grants_put) do
-    local g, k = grants[rid], #put
-    put[k + 1], put[k + 2] = rid, grant_text(g)
-    order[k + 1], order[k + 2] = int(g.order), rid
+  if next(grants_put) then
+    local put, order = {}, {}
+    for rid in pairs(grants_put) do
+      local g, k = grants[rid], #put
+      put[k + 1], put[k + 2] = rid, grant_text(g)
+      order[k + 1], order[k + 2] = int(g.order), rid
+    end
+    for k = 1, #put, 1000 do
+      local last = min(k + 999, #put)
+      call('HSET', base .. ':if', unpack(put, k, last))
+      call('ZADD', base .. ':ls', unpack(order, k, last))
+    end
+    grants_put = {}
   end
-  for rid in pairs(grants_gone) do gone[#gone + 1] = rid end
-  for k = 1, #put, 1000 do
-    local last = min(k + 999, #put)
-    call('HSET', base .. ':if', unpack(put, k, last))
-    call('ZADD', base .. ':ls', unpack(order, k, last))
-  end
-  for k = 1, #gone, 1000 do
-    local last = min(k + 999, #gone)
-    call('HDEL', base .. ':if', unpack(gone, k, last))
-    call('ZREM', base .. ':ls', unpack(gone, k, last))
+  if next(grants_gone) then
+    local gone = {}
+    for rid in pairs(grants_gone) do gone[#gone + 1] = rid end
+    for k = 1, #gone, 1000 do
+      local last = min(k + 999, #gone)
+      call('HDEL', base .. ':if', unpack(gone, k, last))
+      call('ZREM', base .. ':ls', unpack(gone, k, last))
+    end
+    grants_gone = {}
   end
   if first_hold then touch(':if', ':ls') end
-  grants_put, grants_gone, first_hold = {}, {}, false
+  first_hold = false
 end
 local function first_grant()                -- rid and grant that end first
   if t.fly == 0 then return nil end
@@ -582,6 +604,16 @@ local function finish_of(lane, tenant)
   end
   return f
 end
+local function fetch_finishes(lane, tenants)  -- a set of names
+  if t[FIN + lane] == 0 then return end
+  local names = {}
+  for tenant in pairs(tenants) do
+    if finishes[lane + 1][tenant] == nil and #names < 1000 then names[#names + 1] = tenant end
+  end
+  if #names < 2 then return end
+  local found = call('ZMSCORE', base .. ':fl' .. lane, unpack(names))
+  for k, tenant in ipairs(names) do finishes[lane + 1][tenant] = found[k] and tonumber(found[k]) or 0 end
+end
 local function set_finish(lane, tenant, f)
   finishes[lane + 1][tenant], finish_put[lane + 1][tenant] = f, true
 end
@@ -591,15 +623,20 @@ local function clear_finishes(lane)
 end
 local function flush_finishes()
   for lane = 0, 3 do
-    local put, gone = {}, {}
-    for tenant in pairs(finish_put[lane + 1]) do
-      local f = finishes[lane + 1][tenant]
-      if f == 0 then gone[#gone + 1] = tenant else put[#put + 1] = int(f); put[#put + 1] = tenant end
+    if next(finish_put[lane + 1]) then
+      local put, gone = {}, {}
+      for tenant in pairs(finish_put[lane + 1]) do
+        local f = finishes[lane + 1][tenant]
+        if f == 0 then gone[#gone + 1] = tenant else put[#put + 1] = int(f); put[#put + 1] = tenant end
+      end
+      for k = 1, #put, 1000 do call('ZADD', base .. ':fl' .. lane, unpack(put, k, min(k + 999, #put))) end
+      for k = 1, #gone, 1000 do call('ZREM', base .. ':fl' .. lane, unpack(gone, k, min(k + 999, #gone))) end
+      finish_put[lane + 1] = {}
     end
-    for k = 1, #put, 1000 do call('ZADD', base .. ':fl' .. lane, unpack(put, k, min(k + 999, #put))) end
-    for k = 1, #gone, 1000 do call('ZREM', base .. ':fl' .. lane, unpack(gone, k, min(k + 999, #gone))) end
-    if opened[lane] then touch(':fl' .. lane) end
-    finish_put[lane + 1], opened[lane] = {}, nil
+    if opened[lane] then
+      touch(':fl' .. lane)
+      opened[lane] = nil
+    end
   end
 end
 local function step(span, weight) return max(1, floor(span / weight)) end
@@ -644,7 +681,7 @@ local function number(before)
   return before and t.seq - BEFORE or t.seq
 end
 local waiters
-local function member(w) return string.format('%016.0f%016.0f', w.seq + BEFORE, w.span) .. w.rid end
+local function member(w) return string.format('%016d%016d', w.seq + BEFORE, w.span) .. w.rid end
 local function store_waiter(w)
   call('HSET', base .. ':rq', w.rid,
     pk('<ddBBddddI2c0I2c0BI2c0', w.tag, w.seq, w.lane, w.weight, w.span, w.deadline, w.deadline_in, w.shape,
@@ -713,7 +750,7 @@ local function ahead(lane)
 end
 local function ahead_of(lane, tag, seq)
   if t.waiting > 1000 then return ahead(lane) end
-  local sum, mark = lane > 0 and ahead(lane - 1) or 0, string.format('%016.0f', seq + BEFORE)
+  local sum, mark = lane > 0 and ahead(lane - 1) or 0, string.format('%016d', seq + BEFORE)
   for _, m in ipairs(call('ZRANGEBYSCORE', base .. ':q' .. lane, '-inf', '(' .. int(tag))) do sum = sum + tonumber(sub(m, 17, 32)) end
   for _, m in ipairs(call('ZRANGEBYSCORE', base .. ':q' .. lane, int(tag), int(tag))) do
     if sub(m, 1, 16) < mark then sum = sum + tonumber(sub(m, 17, 32)) end
@@ -1111,21 +1148,27 @@ local function open_pool()     -- an answer where nothing may be done
     k = {}
     known[base], pools = k, pools + 1
   end
+  local warm = stored[1] and stored[1] == k.raw
+  if warm then
+    t, grants, complete, finishes, seats = k.state, k.grants, k.complete, k.finishes, k.seats
+  else
+    t, grants, complete, finishes, seats = nil, {}, false, {{}, {}, {}, {}}, {}
+  end
   local in_force = stored[2] and sub(stored[2], 1, 24)
   if in_force and in_force ~= k.head then k.head, k.rules = in_force, rules(sub(stored[2], 25)) end
   if in_force == mine then
-    use(k.rules)
+    use(k.rules, warm)
   else
     if c.rules == '' then return pk('<B', 1) end
     c.differs = true
     if not in_force then
       k.head, k.rules = mine, rules(c.rules)
-      use(k.rules)
+      use(k.rules, warm)
       call('SET', base .. ':cf', mine .. c.rules)
       keep_shape(R)
     else
       local have = unp('<d', in_force)
-      use(k.rules)
+      use(k.rules, warm)
       if c.revision > have then
         call('SET', base .. ':cf', mine .. c.rules)
         if sub(in_force, 9, 24) ~= c.digest then newer = rules(c.rules) end
@@ -1137,9 +1180,7 @@ local function open_pool()     -- an answer where nothing may be done
   end
   if not stored[1] then
     fresh(c.server)
-  elseif stored[1] == k.raw then
-    t = k.state
-  else
+  elseif not warm then
     local layout, n = unp('<d', stored[1]), #SCALARS
     if layout > LAYOUT then return pk('<Bd', 2, layout) end
     t = {unp(doubles(#stored[1] / 8 - n), stored[1], 8 * n + 1)}
@@ -1147,7 +1188,9 @@ local function open_pool()     -- an answer where nothing may be done
     t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease, t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly,
       t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero, t.zero_at, t.touch = unp(doubles(n), stored[1])
   end
-  k.raw, k.state = nil, nil     -- until this call has ended well, nothing is known
+  k.raw = nil                   -- until this call has ended well, nothing is known
+  c.fly = t.fly
+  if t.fly == 0 then grants, complete = {}, true end
   if newer then reconfigure(newer) end
 end
 
@@ -1204,15 +1247,27 @@ local function signal_all()
 end
 local function settle_all()
   local now = t.now
-  for _ = 1, c.n_set do
-    local rid, outcome, after, n
-    rid, outcome, after, n, c.pos = unp('<I2c0BdB', B, c.pos)
-    local actual
-    if n > 0 then
-      actual = {unp(doubles(n), B, c.pos)}
-      c.pos = actual[n + 1]
-      actual[n + 1] = nil
+  local over, rids, tenants = {}, {}, {{}, {}, {}, {}}
+  for n = 1, c.n_set do
+    local rid, outcome, after, count, actual
+    rid, outcome, after, count, c.pos = unp('<I2c0BdB', B, c.pos)
+    if count > 0 then
+      actual = {unp(doubles(count), B, c.pos)}
+      c.pos = actual[count + 1]
+      actual[count + 1] = nil
     end
+    over[n], rids[n] = {rid, outcome, after, count, actual}, rid
+  end
+  fetch_grants(rids)
+  for _, rid in ipairs(rids) do
+    local g = grant(rid)
+    if g and g.span > 0 then tenants[g.lane + 1][g.tenant] = true end
+  end
+  if #rids > 1 then
+    for lane = 0, 3 do fetch_finishes(lane, tenants[lane + 1]) end
+  end
+  for _, done in ipairs(over) do
+    local rid, outcome, after, n, actual = unpack(done, 1, 5)
     local g = grant(rid)
     if g then
       drop_grant(rid)
@@ -1362,19 +1417,21 @@ local function acquire(a, left)
   return go_event(a.rid, 0, 0), true
 end
 local function acquire_all()
-  local by_lane, left = {{}, {}, {}, {}}, R.kmax
+  local by_lane, left, rids, tenants = {{}, {}, {}, {}}, R.kmax, {}, {{}, {}, {}, {}}
   for _ = 1, c.n_acq do
-    local a, flags = {}, nil
-    a.rid, a.lane, a.weight, a.deadline_in, flags, a.tag, a.tenant, a.place, c.pos = unp('<I2c0BBdBdI2c0I2c0', B, c.pos)
-    a.cost, c.pos = amounts(c.pos)
-    if flags % 2 == 0 then a.tag = nil end
-    if floor(flags / 2) % 2 == 0 then a.place = nil end
-    a.ticket = flags >= 4
+    local rid, lane, weight, deadline_in, flags, tag, tenant, kept, at = unp('<I2c0BBdBdI2c0I2c0', B, c.pos)
+    local cost
+    cost, c.pos = amounts(at)
+    local a = {rid = rid, lane = lane, weight = weight, deadline_in = deadline_in, tag = flags % 2 == 1 and tag, tenant = tenant,
+               place = flags % 4 >= 2 and kept, ticket = flags >= 4, cost = cost}
     local list = by_lane[a.lane + 1]
     list[#list + 1] = a
+    rids[#rids + 1], tenants[a.lane + 1][a.tenant] = a.rid, true
     if t.seats > 1 then c.asked = c.asked + span_of(a.cost) end
   end
+  fetch_grants(rids)
   for lane = 0, 3 do
+    if #by_lane[lane + 1] > 1 then fetch_finishes(lane, tenants[lane + 1]) end
     for _, a in ipairs(by_lane[lane + 1]) do
       local g = grant(a.rid)
       local w = not g and waiter(a.rid)
@@ -1488,11 +1545,13 @@ local function answer()
     t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly, t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero,
     t.zero_at, t.touch) .. packed(t)
   call('SET', base .. ':st', raw, 'EX', lifetime())
-  known[base].raw, known[base].state = raw, t
+  local k = known[base]
+  k.raw, k.state, k.grants, k.complete, k.finishes, k.seats = raw, t, grants, complete, finishes, seats
+  if t.fly > MOST_HELD then k.grants, k.complete = {}, false end
+  if t.version % 4096 == 0 then k.finishes, k.seats = {{}, {}, {}, {}}, {} end
   for _, name in ipairs(nudged) do call('PUBLISH', c.channel .. name, base) end
 
-  local view = {t.fly, t.factor, t.blocked, t.shadow}
-  for lane = 0, 3 do view[5 + lane], view[9 + lane] = t[CN + lane], t[BL + lane] end
+  local view = {t.fly, t.factor, t.blocked, t.shadow, t[CN], t[CN + 1], t[CN + 2], t[CN + 3], t[BL], t[BL + 1], t[BL + 2], t[BL + 3]}
   local used = meter_read()
   for i = 1, nd do view[12 + i], view[12 + nd + i], view[12 + 2 * nd + i] = t[LV + i], used[i], t[FO + i] end
   local names = {}
@@ -1512,9 +1571,8 @@ local function admit(keys, args)
   base, B, reason = keys[1], args[1], -1
   c = {rules = args[2], channel = args[3], differs = false, conflict = 0, rejoin = 0, events = {}, asked = 0, wake = 0, owner = '',
        blocked_by = ''}
-  grants, grants_put, grants_gone, first_hold, shapes, waiters = {}, {}, {}, false, {}, {}
-  finishes, finish_put, opened = {{}, {}, {}, {}}, {{}, {}, {}, {}}, {}
-  seats, seats_dirty, mail, nudged, nudge = {}, {}, {}, {}, {}
+  grants_put, grants_gone, first_hold, shapes, waiters = {}, {}, false, {}, {}
+  finish_put, opened, seats_dirty, mail, nudged, nudge = {{}, {}, {}, {}}, {}, {}, {}, {}, {}
   c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.revision, c.digest, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
     c.n_acq, c.pos = unp('<ddddBdc16I2c0BHHHHHH', B)
   if c.server == 0 then

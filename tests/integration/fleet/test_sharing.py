@@ -30,7 +30,7 @@ async def member(url: str, prefix: str, name: str):
         url, clock=clock, gateway=name, prefix=prefix, mode=FailMode.LOCAL, cold=False,
         stamp=int, on_mode=lambda _mode: None,
     )  # fmt: skip
-    seen = SimpleNamespace(sharing=sharing, clock=clock, policy=0, changes=[])
+    seen = SimpleNamespace(sharing=sharing, clock=clock, policy=0, changes=[], loops=[])
 
     def changed(scope, breaker):
         seen.changes.append((scope, breaker.state))
@@ -40,7 +40,7 @@ async def member(url: str, prefix: str, name: str):
         seen.policy += 1
 
     seen.breakers = Breakers(on_change=changed)
-    sharing.connect(seen.breakers, lambda: RULES, policy)
+    sharing.connect(seen.breakers, lambda: RULES, policy, seen.loops.append)
     running = asyncio.create_task(sharing.run())
     await asyncio.sleep(0.2)
     try:
@@ -126,6 +126,9 @@ def test_an_edited_policy_makes_the_others_look_at_once(valkey, prefix):
             one.sharing.policy_changed()
             assert await soon(lambda: two.policy == 1) < 1
             assert one.policy == 0
+            one.sharing.loops_reset("session-7")
+            assert await soon(lambda: two.loops == ["session-7"]) < 1
+            assert one.loops == []
 
     asyncio.run(run())
 
