@@ -38,8 +38,8 @@ from gateway.admission.profiles import Shape, pool_spec
 from gateway.admission.shared import SharedStore
 from gateway.clock import LoopClock
 from gateway.units import MICRO
-from loadtests.fleet import Store
 from loadtests.measure import finish, say, summary
+from loadtests.redis_server import Store
 
 ROUNDS = 15
 CALLS = 3_000

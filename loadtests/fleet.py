@@ -28,58 +28,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import redis
-
-from gateway import private_store
 from loadtests import blackfriday, emulated, governed, measure
 from loadtests.measure import say
+from loadtests.redis_server import Store
 
 GATEWAYS = 4
 FAULT_AT = 0.55
 AWAY_S = 30.0
 WATCHED_S = 35
 POOL = "tidegate:adm:{pool:quota}"
-
-
-class Store:
-    """A real server on a free port, in memory, that can be killed and brought back."""
-
-    def __init__(self) -> None:
-        self.port = measure.free_port()
-        found = private_store.find()
-        if found is None:
-            raise SystemExit(f"no server to share: {private_store.HINT}")
-        self.binary = found
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
-
-    def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, socket_timeout=5)
-
-    async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            str(self.binary), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-            "--appendonly", "no", "--loglevel", "warning", stdout=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        for _ in range(500):
-            with contextlib.suppress(redis.RedisError), self.client() as client:
-                client.ping()
-                return
-            await asyncio.sleep(0.02)
-        raise RuntimeError("the store did not start")
-
-    async def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-    def cpu_s(self) -> float:
-        with self.client() as client:
-            found = client.info("cpu")
-        return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
 
 
 def first_in_line(store: Store, names: dict[str, int]) -> int:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtests import generator, governed, measure, origin
+from loadtests.redis_server import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,6 +281,34 @@ async def soak(bench: Bench, minutes: float) -> dict[str, Any]:
 # --- all -----------------------------------------------------------------------------------------
 
 
+async def with_redis(
+    bench: Bench, stack: contextlib.AsyncExitStack, *, pairs: int, cpu_s: float, valid: Validity
+) -> dict[str, Any]:
+    """The small call at c64 with every limit in a real store on the generator's core.
+
+    Each call passes two pools, its agent's and the provider's: two calls of the pool's function.
+    """
+    store = Store(core=1)
+    await store.start()
+    stack.push_async_callback(store.kill)
+    settings = {"TIDEGATE_REDIS_URL": store.url, "TIDEGATE_REDIS_NEW": "1"}
+    gateway = await governed.start(bench.origin, settings=settings)
+    stack.callback(gateway.stop)
+    other = Bench(bench.origin, bench.control, gateway.server, 2)
+    await other.sample(gateway.server, other.bodies.small, 64, 0.2)
+    before = store.cpu_s()
+    ours, theirs = await other.pairs(
+        "c64_redis", other.bodies.small, concurrency=64, pairs=pairs, cpu_s=cpu_s, valid=valid
+    )
+    calls = sum(one.tally.calls for one in ours)
+    spent = store.cpu_s() - before
+    return figures("c64_redis", ours, theirs, measure.REFERENCE_MS["c64"]) | {
+        "redis_cpu_us_per_call": round(spent / max(1, calls) * 1e6, 1),
+        "redis": store.binary.name,
+        "errors": sum(one.tally.failures for one in ours + theirs),
+    }
+
+
 async def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     """Start everything, measure, stop everything."""
     measure.raise_files()
@@ -325,12 +354,9 @@ async def measure_all(options: argparse.Namespace) -> dict[str, Any]:
             "errors": errors,
         }
         if options.redis:
-            because = "limits in Redis are not available yet"
-            result |= {
-                "normalized_ms_c64_redis": None,
-                "redis_cpu_us_per_call": None,
-                "redis_null_because": because,
-            }
+            shared = await with_redis(bench, stack, pairs=pairs, cpu_s=cpu_s, valid=valid)
+            result["errors"] += shared.pop("errors")
+            result |= shared
         if options.peers:
             result["peers"] = await peers(bench, result["cpu_ms_c64"], cpu_s)
         if options.soak:
