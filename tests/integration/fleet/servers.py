@@ -78,6 +78,8 @@ def _await_ready(server: Server) -> None:
             with server.client() as client:
                 client.ping()
                 return
+        except redis.exceptions.AuthenticationError:
+            return  # it listens, and wants a password
         except redis.exceptions.RedisError:
             if time.monotonic() > deadline or server.process.poll() is not None:
                 raise

@@ -220,6 +220,20 @@ def test_an_evicting_store_is_refused_with_the_setting_to_change():
         asyncio.run(run(server.url))
 
 
+def test_a_store_that_does_not_let_us_in_is_refused_without_repeating_the_password():
+    async def run(port):
+        link = RedisLink(f"redis://:wrong-secret@127.0.0.1:{port}", timeout=SECOND)
+        try:
+            await link.check()
+        finally:
+            await link.close()
+
+    with servers.running("valkey", "--requirepass", "right") as server:
+        with pytest.raises(StoreUnavailable, match="credentials") as caught:
+            asyncio.run(run(server.port))
+        assert "wrong-secret" not in str(caught.value)
+
+
 def test_a_store_says_its_name_and_version(server):
     async def run():
         link = RedisLink(server.url, timeout=SECOND)
