@@ -20,20 +20,18 @@ pytestmark = pytest.mark.integration
 def cluster():
     """Three primaries that share the slots."""
     with contextlib.ExitStack() as stack:
+        # By default the bus is the node's own port and ten thousand, which may not exist.
+        buses = [servers.free_port() for _ in range(3)]
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port")
         nodes = [
-            stack.enter_context(
-                servers.running(
-                    "valkey", "--cluster-enabled", "yes", "--cluster-node-timeout", "2000"
-                )
-            )
-            for _ in range(3)
+            stack.enter_context(servers.running("valkey", *options, str(bus))) for bus in buses
         ]
         clients = [stack.enter_context(node.client()) for node in nodes]
         for number, client in enumerate(clients):
             first, last = 16_384 * number // 3, 16_384 * (number + 1) // 3
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last - 1)
-            for node in nodes:
-                client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+            for node, bus in zip(nodes, buses, strict=True):
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         deadline = time.monotonic() + 20
         while not all("cluster_state:ok" in _state(client) for client in clients):
             assert time.monotonic() < deadline, "the cluster did not form"
