@@ -250,9 +250,13 @@ class Machine:
             self.counter, Learned(), decode=decoded, on_estimated=metrics.input_estimated
         )
         admission = Admission(
-            self.store, clock, tickets=tickets, at_once=self.store.grant, on_wait=metrics.waited,
+            self.store,
+            clock,
+            tickets=tickets,
+            at_once=self.store.grant if isinstance(self.store, LocalStore) else None,
+            on_wait=metrics.waited,
             on_shed=metrics.shed,
-        )  # fmt: skip
+        )
         dispatch = Dispatch(
             self.transport,
             clock,
