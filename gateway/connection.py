@@ -123,6 +123,15 @@ class Exchange(RequestResponseCycle):
 
     held = b""
 
+    async def run_within(self, tasks: set[asyncio.Task[None]], app: Any) -> None:  # noqa: ANN401
+        """The call ran; its task is none of the server's any more."""
+        try:
+            await self.run_asgi(app)
+        finally:
+            task = asyncio.current_task()
+            if task is not None:
+                tasks.discard(task)
+
     def begin(
         self, status: int, headers: HeaderList, length: int | None, *, hold: bool, close: bool
     ) -> None:
@@ -324,7 +333,9 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
         assert isinstance(cycle, Exchange)  # noqa: S101 - `on_headers_complete` makes no other
         self._active = cycle
-        super()._start_asgi_task(cycle, app)
+        # As uvicorn's, but the task leaves the set as its last step and not in one of its own.
+        task = self.loop.create_task(cycle.run_within(self.tasks, app))
+        self.tasks.add(task)
 
     def on_response_complete(self) -> None:
         """The answer is whole: the next request may come, within the time to keep alive."""

@@ -90,10 +90,14 @@ class Relayed:
             return
         self._timer = self._clock.after(min(self._idle - quiet, self._until - now), self._check)
 
-    @property
-    def whole(self) -> bool:
-        """Whether every byte is here already."""
-        return self._incoming.whole
+    def at_once(self) -> bytes | None:
+        """The rest of the body if every byte of it is here, else None."""
+        rest = self._incoming.at_once() if self._incoming.whole else None
+        if rest is None or not self._first:
+            return rest
+        first = b"".join(self._first)
+        self._first.clear()
+        return first + rest
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body, once."""

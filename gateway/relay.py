@@ -253,9 +253,11 @@ class Outlet:
         self.answered = True
         headers += extra
         bare = bodiless or self._method == "HEAD"
-        # Where all is here already, head and body leave in one write.
-        hold = length is not None and length <= LARGE and not bare and whole(reply.source)
-        await self._head(reply.status, headers, length=None if bodiless else length, hold=hold)
+        if length is not None and length <= LARGE and not bare:
+            body = at_once(reply.source)
+            if body is not None:
+                return await self._whole_body(reply, headers, length, body)
+        await self._head(reply.status, headers, length=None if bodiless else length)
         if bare:
             reply.finish(End.COMPLETE)
             await self._last(b"")
@@ -326,6 +328,19 @@ class Outlet:
                 await link.drain()
                 self._moves += 1
             over = await reply.source.pass_to(take)
+
+    async def _whole_body(self, reply: Reply, headers: HeaderList, length: int, body: bytes) -> End:
+        """A body of which every byte is here: head and body leave in one write."""
+        await self._head(reply.status, headers, length=length, hold=True)
+        if body:
+            for tap in reply.taps:
+                tap(body)
+        fault: GatewayError | None = None
+        if len(body) < length:
+            fault = StreamCut("The upstream sent less than it had declared.")
+        elif len(body) > length:
+            fault = UpstreamMalformed("The upstream sent more than it had declared.")
+        return await self._ended(reply, fault, body)
 
     async def _sized_body(self, reply: Reply, length: int) -> End:
         """A body of declared length; its last chunk goes out with the end, in one write."""
@@ -503,9 +518,10 @@ class Outlet:
         return before + sse.frame(orjson.dumps(body), name)
 
 
-def whole(source: Source) -> bool:
-    """Whether every byte of the body is here, so that reading it will not wait."""
-    return getattr(source, "whole", False) is True
+def at_once(source: Source) -> bytes | None:
+    """The whole body, where the source can tell that every byte of it is here; else None."""
+    ask: Callable[[], bytes | None] | None = getattr(source, "at_once", None)
+    return ask() if ask is not None else None
 
 
 def _at_boundary(tail: bytes) -> bool:

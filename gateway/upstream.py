@@ -59,6 +59,9 @@ _OWN_HEADERS = frozenset(
 _UNFRAMED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods whose empty body needs no content-length."""
 
+_NUL, _COLON = 0x00, 0x3A
+
+_KNOWN = frozenset({"GET", "POST"})
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"/[!-~\x80-\xff]*")
 
@@ -97,6 +100,9 @@ class Incoming(Protocol):
     @property
     def whole(self) -> bool:
         """Every byte of the body is here: reading it waits for nothing."""
+
+    def at_once(self) -> bytes | None:
+        """The rest of the body if every byte of it is here, else None."""
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive (content coding untouched). Raises TransportFault."""
@@ -177,26 +183,37 @@ def readable_target(target: bytes) -> bool:
     return _TARGET.fullmatch(target) is not None
 
 
-def check_request(out: Outgoing) -> None:
-    """The request cannot be read as two by any upstream.
+def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
+    """The head of the request as it leaves: headers keep order, repeats and bytes.
 
     Raises:
-        TransportFault: A method, target or header holds a byte that ends a line or a word.
+        TransportFault: A method, target or header holds a byte that ends a line or a word, so that
+            an upstream might read two requests.
     """
-    if _METHOD.fullmatch(out.method) is None:
-        raise TransportFault("malformed", sent="nothing", detail="the method is not a token")
+    method = out.method
+    if method not in _KNOWN and _METHOD.fullmatch(method) is None:
+        raise _unreadable("the method is not a token")
     if not readable_target(out.target):
-        raise TransportFault("malformed", sent="nothing", detail="a forbidden byte in the target")
-    names, text = [pair[0] for pair in out.headers], b"".join([b"%b%b" % p for p in out.headers])
-    if b"\n" in text or b"\r" in text or b"\0" in text or b"" in names or b":" in b"".join(names):
-        raise TransportFault("malformed", sent="nothing", detail="a header ends its own line")
-
-
-def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
-    """The head of the request as it leaves: headers keep order, repeats and bytes."""
-    pairs = [(b"host", host), *forwarded(out.headers), *framing(out)]
+        raise _unreadable("a forbidden byte in the target")
+    pairs = [pair for pair in out.headers if pair[0] not in _OWN_HEADERS]
+    names = [pair[0] for pair in pairs]
     lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
-    return b"%b %b%b HTTP/1.1\r\n%b\r\n" % (out.method.encode(), prefix, out.target, lines)
+    count = len(pairs)
+    if (
+        lines.count(b"\n") != count
+        or lines.count(b"\r") != count
+        or _NUL in lines
+        or _COLON in b"".join(names)
+        or b"" in names
+    ):
+        raise _unreadable("a header ends its own line")
+    framed = b"".join([b"%b: %b\r\n" % pair for pair in framing(out)])
+    start = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), prefix, out.target, host)
+    return b"%b%b%b\r\n" % (start, lines, framed)
+
+
+def _unreadable(why: str) -> TransportFault:
+    return TransportFault("malformed", sent="nothing", detail=why)
 
 
 async def slices(body: bytes) -> AsyncIterator[bytes]:

@@ -35,7 +35,6 @@ from gateway.upstream import (
     READ,
     Sent,
     TransportFault,
-    check_request,
     kernel_probe,
     pass_on,
     readable_target,
@@ -75,7 +74,6 @@ class AiohttpTransport:
 
     async def send(self, out: Outgoing) -> Incoming:
         """As `Transport`; a dead pooled connection is replaced, what left is never repeated."""
-        check_request(out)
         upstream = self._upstreams.get(out.base_url)
         if upstream is None:
             upstream = self._open(out.base_url)
@@ -370,6 +368,13 @@ class _Exchange:
     def whole(self) -> bool:
         """The body's end has been read from the socket."""
         return self._body is not None and self._body.is_eof()
+
+    def at_once(self) -> bytes | None:
+        """The rest of the body if every byte of it is here, else None."""
+        body = self._body
+        if body is None or not body.is_eof() or self._fault is not None:
+            return None
+        return body.read_nowait() if body.exception() is None else None
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive."""

@@ -18,10 +18,10 @@ from gateway.units import MICRO
 from gateway.upstream import (
     IDLE,
     TransportFault,
-    check_request,
     forwarded,
     framing,
     pass_on,
+    request_head,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class HttpxTransport:
         Raises:
             TransportFault: The exchange broke before the head was complete.
         """
-        check_request(out)
+        request_head(out, prefix=b"", host=b"")  # for its checks: httpx writes its own
         progress = _Progress()
         try:
             request = _request(out, progress)
@@ -151,6 +151,10 @@ class _Answer:
     def whole(self) -> bool:
         """Never known: httpx hides what it has read."""
         return False
+
+    def at_once(self) -> bytes | None:
+        """Never known, as above."""
+        return None
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive."""

@@ -187,15 +187,15 @@ class Channel(asyncio.BufferedProtocol):
 
     # --- waiting -------------------------------------------------------------------------------
 
-    async def wait(self) -> None:
-        """Something came: the head, a piece of the body, its end or a break. Look again."""
+    def changed(self) -> asyncio.Future[bool]:
+        """Done once something came: the head, a piece of the body, its end or a break.
+
+        Called anew for each wait, by one at a time.
+        """
         if self._paused:
             self.resume()
         self._waiter = waiter = self._loop.create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+        return waiter
 
     def taken(self) -> bytes:
         """What is held of the body; afterwards nothing is."""
@@ -212,14 +212,10 @@ class Channel(asyncio.BufferedProtocol):
         if self.phase == OVER or self.broke is not None:
             return self.phase == OVER
         self._take = take
-        if self._paused:
-            self.resume()
-        waiter: asyncio.Future[bool] = self._loop.create_future()
-        self._waiter = waiter
         try:
-            return await waiter
+            return await self.changed()
         finally:
-            self._take = self._waiter = None
+            self._take = None
 
     def _wake(self, *, end: bool) -> None:
         waiter = self._waiter

@@ -63,10 +63,10 @@ class Exchange:
         self._sent = "unknown"
 
     async def _read_head(self, channel: Channel) -> None:
-        while channel.phase == HEAD and channel.broke is None:
-            await channel.wait()
-        if channel.phase == HEAD and channel.broke is not None:
-            raise self._broken(channel)
+        while channel.phase == HEAD:
+            if channel.broke is not None:
+                raise self._broken(channel)
+            await channel.changed()
 
     async def _converse(self, channel: Channel, out: Outgoing) -> None:
         """Body out, head in, at the same time; a head that comes first ends the upload."""
@@ -114,6 +114,13 @@ class Exchange:
         """The body's end has been read from the socket."""
         return self._channel is not None and self._channel.phase == OVER
 
+    def at_once(self) -> bytes | None:
+        """The rest of the body if every byte of it is here, else None."""
+        channel = self._channel
+        if channel is None or channel.phase != OVER or self._fault is not None:
+            return None
+        return channel.taken()
+
     def chunks(self) -> AsyncIterator[bytes]:
         """Body bytes exactly as they arrive."""
         return self
@@ -137,7 +144,7 @@ class Exchange:
                 raise StopAsyncIteration
             if channel.broke is not None:
                 raise self._broken(channel)
-            await channel.wait()
+            await channel.changed()
 
     async def pass_to(self, take: Take) -> bool:
         """The rest of the body was given to `take`, unless it had enough."""

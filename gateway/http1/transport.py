@@ -16,7 +16,6 @@ from gateway.upstream import (
     IDLE,
     READ,
     TransportFault,
-    check_request,
     kernel_probe,
     request_head,
 )
@@ -59,7 +58,6 @@ class Http1Transport:
 
     async def send(self, out: Outgoing) -> Incoming:
         """As `Transport`; a dead pooled connection is replaced, what left is never repeated."""
-        check_request(out)
         pool = self._pools.get(out.base_url)
         if pool is None:
             pool = self._open(out.base_url)

@@ -31,6 +31,9 @@ class Answer(Pieces):
         self.headers = list(headers)
         self.aborted: list[str] = []
 
+    def at_once(self) -> bytes | None:
+        return None
+
     def abort(self, kind: str) -> None:
         self.aborted.append(kind)
 

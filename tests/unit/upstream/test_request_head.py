@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.upstream import Outgoing, TransportFault, check_request, framing, request_head
+from gateway.upstream import Outgoing, TransportFault, framing, request_head
 
 
 async def nothing():
@@ -62,12 +62,10 @@ values = st.binary(max_size=40)
 def test_what_passes_the_check_is_one_head(headers, path):
     request = out(headers=headers, target=b"/" + path)
     with contextlib.suppress(TransportFault):
-        check_request(request)
-        assert_one_head(request, headers)
+        assert_one_head(request_head(request, prefix=b"", host=b"h"), headers)
 
 
-def assert_one_head(request, headers):
-    written = request_head(request, prefix=b"", host=b"h")
+def assert_one_head(written, headers):
     lines = written.split(b"\r\n")
     assert lines[-2:] == [b"", b""]
     assert b"\r" not in written.replace(b"\r\n", b"")
@@ -81,5 +79,5 @@ def assert_one_head(request, headers):
 
 def test_the_fault_of_a_bad_header_does_not_quote_it():
     with pytest.raises(TransportFault) as caught:
-        check_request(out(headers=[(b"authorization", b"Bearer s3cret\r\n")]))
+        head(headers=[(b"authorization", b"Bearer s3cret\r\n")])
     assert "s3cret" not in str(caught.value)
