@@ -173,28 +173,30 @@ class Edge:
             return 204
         if rules.cors_origins:
             outlet.always += cors.answer_headers(head.origin, rules.cors_origins)
-        _check_secrets(scope["query_string"])
-        _check_origin(head, rules)
+        if scope["query_string"]:
+            _check_secrets(scope["query_string"])
+        if head.origin is not None:
+            _check_origin(head.origin, rules)
         route = routes.choose(method, path, anthropic=head.anthropic, snapshot=snapshot)
         if isinstance(route, GatewayError):
             raise route
         if route.hello:
             return 204
-        self._check_room(rules)
+        if self.draining or len(self._flights) >= rules.max_in_flight:
+            raise self._no_room(rules)
         outlet.dialect = route.dialect
         outlet.family = route.family
         return route
 
-    def _check_room(self, rules: EdgeRules) -> None:
+    def _no_room(self, rules: EdgeRules) -> GatewayError:
         if self.draining:
-            raise Draining("The process is stopping; the call was not begun", retry_after=SOFT)
-        if len(self._flights) >= rules.max_in_flight:
-            raise QueueFull(
-                f"{rules.max_in_flight} calls are under way, the gateway's own limit "
-                "(edge.max_in_flight)",
-                retry_after=SOFT,
-                because="edge.max_in_flight",
-            )
+            return Draining("The process is stopping; the call was not begun", retry_after=SOFT)
+        return QueueFull(
+            f"{rules.max_in_flight} calls are under way, the gateway's own limit "
+            "(edge.max_in_flight)",
+            retry_after=SOFT,
+            because="edge.max_in_flight",
+        )
 
     def _call(
         self, scope: Scope, head: Head, outlet: Outlet, route: Route, received: Micros
@@ -254,7 +256,9 @@ class Edge:
         """None once the call was answered or its client is gone; else what to say instead."""
         call = flight.call
         try:
-            await self._take(flight, streams=streams)
+            pending = self._begin(flight, streams=streams)
+            if pending is not None:
+                await pending
             self._begin_watch(flight)
             flight.outlet.guard(self._clock, flight.client_stalled)
             if call.fields is not None and call.fields.stream:
@@ -278,15 +282,30 @@ class Edge:
             return _internal(call.id)
         return None
 
-    async def _take(self, flight: Flight, *, streams: bool) -> None:
-        """The caller is known, then its body is here, or on its way."""
+    def _begin(self, flight: Flight, *, streams: bool) -> Awaitable[None] | None:
+        """The caller is known, then its body is here, or on its way; or what is left of that.
+
+        Usually nothing is left: no step of it costs a coroutine then.
+        """
         pending = self._hooks.recognize(flight.call)
         if pending is not None:
-            await pending
+            return self._begin_later(flight, pending, streams=streams)
+        return self._take(flight, streams=streams)
+
+    async def _begin_later(
+        self, flight: Flight, pending: Awaitable[None], *, streams: bool
+    ) -> None:
+        await pending
+        taking = self._take(flight, streams=streams)
+        if taking is not None:
+            await taking
+
+    def _take(self, flight: Flight, *, streams: bool) -> Awaitable[None] | None:
         if streams:
             self._intake.stream(flight)
         elif flight.call.method == "POST":
-            await self._intake.take(flight)
+            return self._intake.take(flight)
+        return None
 
     async def _say(self, flight: Flight, error: GatewayError) -> None:
         """The client hears why there is no answer."""
@@ -423,22 +442,21 @@ def _raw_path(scope: Scope) -> str:
 
 
 def _check_secrets(query: bytes) -> None:
-    if query:
-        name = framing.secret_in_query(query)
-        if name is not None:
-            raise MalformedCall(
-                f"The query parameter {name!r} carries a credential. Send it in the Authorization "
-                "or x-api-key header: URLs are written to logs.",
-                code="credential_in_query",
-            )
+    name = framing.secret_in_query(query)
+    if name is not None:
+        raise MalformedCall(
+            f"The query parameter {name!r} carries a credential. Send it in the Authorization "
+            "or x-api-key header: URLs are written to logs.",
+            code="credential_in_query",
+        )
 
 
-def _check_origin(head: Head, rules: EdgeRules) -> None:
+def _check_origin(origin: bytes, rules: EdgeRules) -> None:
     """A page of a foreign origin is refused, with or without a credential (`protocols.md` §5.6).
 
     Rewriting Host disarms the upstream's own check against DNS rebinding, so this one is ours.
     """
-    if head.origin is not None and not cors.allowed(head.origin, rules.cors_origins):
+    if not cors.allowed(origin, rules.cors_origins):
         raise Forbidden(
             "Requests of web pages need an origin that the policy names in edge.cors_origins",
             because="edge.cors_origins",

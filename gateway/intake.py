@@ -56,27 +56,48 @@ class Intake:
             flight.upload = bodies.Upload(limit, asyncio.Event)
             flight.call.upload = aiter(flight.upload)
 
-    async def take(self, flight: Flight) -> None:
-        """The body is read, and policy's view of it is in the call."""
+    def take(self, flight: Flight) -> Awaitable[None] | None:
+        """The body is read, and policy's view of it is in the call; or what is left of that.
+
+        The usual body is all here when its call begins: no deadline needs to be armed for it.
+        """
         call, head = flight.call, flight.head
         limit = call.snapshot.edge.max_body
         if head.length is not None and head.length > limit:
             raise bodies.too_large(limit)
-        self._hold(flight, head.length or 0)
         link = flight.outlet.link
-        if link is not None and link.whole and not link.lost:
-            # The usual case: it is all here, so no deadline needs to be armed.
-            body = link.take()
-            if len(body) > limit:
-                raise bodies.too_large(limit)
-        else:
-            reading = bodies.Reading(flight.receive, self._clock, idle=BODY_IDLE, total=BODY_TOTAL)
-            body = await reading.read(limit)
+        if link is None or not link.whole or link.lost:
+            self._hold(flight, head.length or 0)
+            return self._arriving(flight, limit)
+        body = link.take()
+        if len(body) > limit:
+            raise bodies.too_large(limit)
+        self._hold(flight, len(body))
         call.body = body
         flight.unread = False
-        self._hold(flight, len(body))
         if call.coding:
-            body = await self._unpacked(body, call.coding, limit)
+            return self._coded(flight, limit)
+        self._read(flight, body)
+        return None
+
+    async def _arriving(self, flight: Flight, limit: int) -> None:
+        reading = bodies.Reading(flight.receive, self._clock, idle=BODY_IDLE, total=BODY_TOTAL)
+        body = await reading.read(limit)
+        flight.call.body = body
+        flight.unread = False
+        self._hold(flight, len(body))
+        if flight.call.coding:
+            await self._coded(flight, limit)
+        else:
+            self._read(flight, body)
+
+    async def _coded(self, flight: Flight, limit: int) -> None:
+        call = flight.call
+        self._read(flight, await self._unpacked(call.body, call.coding, limit))
+
+    def _read(self, flight: Flight, body: bytes) -> None:
+        """What policy needs of the plain body is in the call."""
+        call = flight.call
         if call.dialect is Dialect.MCP:
             self._messages(flight, body)
             return

@@ -22,6 +22,8 @@ from gateway.layers.trip import Breakers, Tripping
 from gateway.wire.mcp import GOVERNED
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from gateway.call import Call, Reply
     from gateway.clock import Clock
     from gateway.layers.count import CountTokens
@@ -183,13 +185,11 @@ def pipeline(parts: Parts) -> Service:
     count = local_pipeline(parts, parts.count_tokens)
     mcp = mcp_pipeline(parts)
 
-    async def serve(call: Call) -> Reply:
-        if call.dialect is Dialect.MODELS:
-            return await models(call)
-        if call.dialect is Dialect.COUNT_TOKENS:
-            return await count(call)
-        if call.dialect is Dialect.MCP and mcp is not None:
-            return await mcp(call)
-        return await model(call)
+    by_dialect = {Dialect.MODELS: models, Dialect.COUNT_TOKENS: count}
+    if mcp is not None:
+        by_dialect[Dialect.MCP] = mcp
+
+    def serve(call: Call) -> Awaitable[Reply]:
+        return by_dialect.get(call.dialect, model)(call)
 
     return serve

@@ -52,7 +52,10 @@ class Steering:
         deployment = call.deployment
         if deployment is None or not deployment.pools or call.meters is None:
             return
-        if not any(b"ratelimit" in name for name, _ in headers):
+        for name, _ in headers:
+            if name.find(b"ratelimit") >= 0:
+                break
+        else:
             return
         limits = ratelimit_headers.limits_in(headers, now=round(self._clock.wall() * MICRO))
         said = readings(limits)

@@ -38,18 +38,33 @@ SHORTEST_SECRET = 8
 SPENT = frozenset({Kind.MONEY, Kind.PERIOD})
 COOLED = frozenset({Kind.QUOTA, Kind.RAMP, Kind.AUTH})
 """Refusals that send the credential they met aside for a while."""
+MOST_SENT = 256
+"""Credentials whose headers are remembered."""
 STREAM_OPTIONS = frozenset({Dialect.CHAT, Dialect.COMPLETIONS})
 
 
 class Credentials:
     """Chooses among a provider's credentials and remembers which are out."""
 
-    __slots__ = ("clock", "health", "rng")
+    __slots__ = ("_sent", "clock", "health", "rng")
 
     def __init__(self, clock: Clock, rng: Rng) -> None:
         self.clock = clock
         self.rng = rng
         self.health = CredentialHealth()
+        self._sent: dict[int, tuple[Provider, Credential | None, HeaderList]] = {}
+
+    def headers(self, provider: Provider, credential: Credential | None) -> HeaderList:
+        """The credential in the form it is sent in, made once for each of a policy."""
+        key = id(provider if credential is None else credential)
+        known = self._sent.get(key)
+        if known is not None and known[0] is provider and known[1] is credential:
+            return known[2]
+        made = credential_headers(provider, credential)
+        if len(self._sent) >= MOST_SENT:
+            self._sent.clear()
+        self._sent[key] = (provider, credential, made)
+        return made
 
     def candidates(self, call: Call, provider: Provider) -> tuple[Credential, ...]:
         """Credentials that may be used for the model asked for."""
@@ -254,7 +269,7 @@ class Dispatch:
             governed=call.dialect is not Dialect.PASSTHROUGH,
             idempotency=provider.supports_idempotency,
         )
-        headers += credential_headers(provider, credential)
+        headers += self._credentials.headers(provider, credential)
         out = Outgoing(
             method=call.method,
             base_url=provider.base_url,
@@ -283,11 +298,15 @@ class Dispatch:
         if self.on_head is not None:
             self.on_head(call, incoming.headers)
         stream = wire_headers.is_event_stream(incoming.headers)
-        until = clock.now() + (timeouts.total if stream else timeouts.total_plain)
+        now = clock.now()
+        until = now + (timeouts.total if stream else timeouts.total_plain)
         rest = incoming.chunks().__aiter__()
         first: deque[bytes] = deque()
-        error = await self._error(call, provider, incoming, first, rest)
-        call.first_byte = clock.now()
+        error = None
+        if incoming.status >= 400 or (stream and call.dialect is not Dialect.PASSTHROUGH):
+            error = await self._error(provider, incoming, first, rest)
+            now = clock.now()
+        call.first_byte = now
         source = Relayed(incoming, first, rest, clock=clock, idle=timeouts.idle, until=until)
         headers = wire_headers.to_client(incoming.headers)
         reply = Reply(status=incoming.status, headers=headers, source=source)
@@ -314,19 +333,15 @@ class Dispatch:
         reply.code = heard.code
 
     async def _error(
-        self, call: Call, provider: Provider, incoming: Incoming, first: deque[bytes],
+        self, provider: Provider, incoming: Incoming, first: deque[bytes],
         rest: AsyncIterator[bytes],
     ) -> object | None:  # fmt: skip
-        """What a bad answer says, read as far as needed; None for a good one."""
+        """What a refusal or a stream's first event says, read as far as needed; None if well."""
         bad = incoming.status >= 400
-        stream = wire_headers.is_event_stream(incoming.headers)
-        opening = stream and not bad and call.dialect is not Dialect.PASSTHROUGH
-        if not bad and not opening:
-            return None
         limit = provider.timeouts.idle if bad else provider.timeouts.first_byte
         try:
             with Expiry(self._clock, limit):
-                if opening:
+                if not bad:
                     return await read_opening(first, rest)
                 body = await read_error(first, rest)
         except TimeoutError as error:

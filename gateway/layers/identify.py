@@ -29,7 +29,8 @@ HEARD = HINTS.union(keepalive.TIMEOUTS)
 
 def allowed_model(principal: Principal, model: str) -> bool:
     """Whether the identity may use this public model name."""
-    return any(glob == "*" or fnmatchcase(model, glob) for glob in principal.rule.models)
+    models = principal.rule.models
+    return "*" in models or any(fnmatchcase(model, glob) for glob in models)
 
 
 def check_model(call: Call, principal: Principal) -> None:

@@ -176,12 +176,20 @@ class Retrying:
         """The service with its further attempts."""
 
         async def serve(call: Call) -> Reply:
-            tried = Attempts()
+            tried: Attempts | None = None
             while True:
-                outcome = await attempt(inner, call)
-                if isinstance(outcome, Reply) and outcome.kind is None:
-                    self._purse(call, self._clock.now()).succeeded()
-                    return outcome
+                outcome: Reply | UpstreamFault
+                try:
+                    outcome = await inner(call)
+                except UpstreamFault as error:
+                    if not repeatable(error):
+                        raise
+                    outcome = error
+                else:
+                    if outcome.kind is None:
+                        self._purse(call, self._clock.now()).succeeded()
+                        return outcome
+                tried = tried or Attempts()
                 ruling = self._rule(call, outcome, tried)
                 if isinstance(ruling, str):
                     return await self._end(call, outcome)
@@ -264,16 +272,6 @@ class Retrying:
         if ruling.wait:
             await self._clock.sleep(ruling.wait / MICRO)
         call.attempt += 1
-
-
-async def attempt(inner: Service, call: Call) -> Reply | UpstreamFault:
-    """One attempt: its reply, or the fault that may be repeated; others are raised."""
-    try:
-        return await inner(call)
-    except UpstreamFault as error:
-        if not repeatable(error):
-            raise
-        return error
 
 
 def give_up(outcome: Reply | UpstreamFault) -> Reply:

@@ -88,12 +88,18 @@ def cap(body: Body, *, answers: int = 1) -> Tokens | None:
         body: A request of any dialect; foreign caps count too.
         answers: How many answers the call asks for.
     """
-    found = [number(body[key], key) for key in CAPS if key in body]
+    largest = 0
+    for key in CAPS:
+        if key in body:
+            value = number(body[key], key)
+            if value is not None and largest < value <= ABSURD:
+                largest = value
     thinking = body.get("thinking")
     if isinstance(thinking, dict):
-        found.append(number(thinking.get("budget_tokens"), "thinking.budget_tokens"))
-    sound = [value for value in found if value is not None and 0 < value <= ABSURD]
-    return max(sound) * answers if sound else None
+        value = number(thinking.get("budget_tokens"), "thinking.budget_tokens")
+        if value is not None and largest < value <= ABSURD:
+            largest = value
+    return largest * answers if largest else None
 
 
 def answers(body: Body, *keys: str) -> int:
@@ -111,6 +117,8 @@ def answers(body: Body, *keys: str) -> int:
 
 def session(body: Body) -> str:
     """A session hint: the prompt cache's key, else the user id of the metadata; "" without one."""
+    if "prompt_cache_key" not in body and "metadata" not in body:
+        return ""
     for hint in (body.get("prompt_cache_key"), mapping(body.get("metadata")).get("user_id")):
         if isinstance(hint, str) and hint:
             return hint[:MAX_SESSION]

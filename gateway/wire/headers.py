@@ -26,6 +26,9 @@ ADVICE = frozenset({b"retry-after", b"retry-after-ms", b"x-should-retry"})
 """The upstream's word on waiting is for us; the client gets ours."""
 
 
+_OURS = b"tidegate-"
+_PLAIN = (b"accept-encoding", b"identity")
+
 _KEPT_HERE = {
     (governed, idempotency): HOP_BY_HOP
     | CALLERS
@@ -53,23 +56,25 @@ def to_upstream(headers: HeaderList, *, governed: bool, idempotency: bool) -> He
         governed: Routes whose answers we read: the upstream is asked not to compress.
         idempotency: Whether the upstream understands `Idempotency-Key`.
     """
-    kept = _KEPT_HERE[governed, idempotency]
-    named = named_by_connection(headers)
-    if named:
-        kept |= named
-    out = [pair for pair in headers if pair[0] not in kept and not pair[0].startswith(b"tidegate-")]
+    stays = _KEPT_HERE[governed, idempotency]
+    out = [pair for pair in headers if pair[0] not in stays and pair[0][:9] != _OURS]
+    if len(out) < len(headers) and (named := named_by_connection(headers)):
+        out = [pair for pair in out if pair[0] not in named]
     if governed:
-        out.append((b"accept-encoding", b"identity"))
+        out.append(_PLAIN)
     return out
 
 
 def to_client(headers: HeaderList) -> HeaderList:
     """The upstream's headers without hop-by-hop, its limits and its advice on waiting."""
-    kept = _KEPT_FROM_CLIENT
-    named = named_by_connection(headers)
-    if named:
-        kept |= named
-    return [pair for pair in headers if pair[0] not in kept and not pair[0].startswith(LIMITS)]
+    out = [
+        pair
+        for pair in headers
+        if pair[0] not in _KEPT_FROM_CLIENT and not pair[0].startswith(LIMITS)
+    ]
+    if len(out) < len(headers) and (named := named_by_connection(headers)):
+        out = [pair for pair in out if pair[0] not in named]
+    return out
 
 
 def is_event_stream(headers: HeaderList) -> bool:

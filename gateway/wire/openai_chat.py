@@ -28,6 +28,9 @@ _WORTH = re.compile(
 
 _THINKING = ("enabled", "adaptive")
 
+NOTHING: frozenset[str] = frozenset()
+"""What nearly every call needs."""
+
 _USAGE_ONLY = re.compile(rb'"choices"\s*+:\s*+\[\s*+\]')
 _USAGE = re.compile(rb'"usage"\s*+:\s*+\{')
 
@@ -46,39 +49,59 @@ def fields(body: Body) -> Fields:
             raise MalformedCall("stream_options must be an object", param="stream_options")
         wants = options.get("include_usage")
     stream = asks.flag(body, "stream")
-    tools = bool(asks.entries(body, "tools") or asks.entries(body, "functions"))
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    kinds = content.kinds(contents)
-    images = bool(kinds) and not kinds.isdisjoint(content.IMAGES)
+    tools = False
+    if "tools" in body or "functions" in body:
+        tools = bool(asks.entries(body, "tools") or asks.entries(body, "functions"))
+    blocks, parallel = _looked_through(messages)
+    kinds = content.kinds(blocks) if blocks else set()
     return Fields(
         model=asks.model(body),
         stream=stream,
-        cap=asks.cap(body, answers=asks.answers(body, "n")),
+        cap=asks.cap(body, answers=asks.answers(body, "n") if "n" in body else 1),
         wants_usage=wants if isinstance(wants, bool) else None,
-        needs=frozenset(_needs(body, messages, kinds, tools=tools)),
+        needs=_needs(body, kinds, tools=tools, parallel=parallel),
         has_tools=tools,
-        has_images=images,
+        has_images=bool(kinds) and not kinds.isdisjoint(content.IMAGES),
         session=asks.session(body),
-        has_thinking=not kinds.isdisjoint(content.THINKING),
+        has_thinking=bool(kinds) and not kinds.isdisjoint(content.THINKING),
     )
 
 
-def _needs(body: Body, messages: list[Any], kinds: set[str], *, tools: bool) -> Iterator[str]:
+def _looked_through(messages: list[Any]) -> tuple[list[Any], bool]:
+    """Contents that are no mere text, and whether one answer of the past called several tools."""
+    blocks: list[Any] = []
+    parallel = False
+    for message in messages:
+        if not isinstance(message, dict):
+            continue
+        found = message.get("content")
+        if found is not None and not isinstance(found, str):
+            blocks.append(found)
+        if "tool_calls" in message and not parallel:
+            calls = message["tool_calls"]
+            parallel = isinstance(calls, list) and len(calls) > 1
+    return blocks, parallel
+
+
+def _needs(body: Body, kinds: set[str], *, tools: bool, parallel: bool) -> frozenset[str]:
+    needs: list[str] = []
     if tools:
-        yield "tools"
+        needs.append("tools")
     if kinds:
-        yield from content.media_needs(kinds)
-    if body.get("parallel_tool_calls") is True or _parallel(messages):
-        yield "parallel_tools"
+        needs += content.media_needs(kinds)
+    if parallel or body.get("parallel_tool_calls") is True:
+        needs.append("parallel_tools")
     modalities = body.get("modalities")
     if isinstance(modalities, list) and "audio" in modalities:
-        yield "audio"
-    if asks.mapping(body.get("response_format")).get("type") == "json_schema":
-        yield "json_schema"
+        needs.append("audio")
+    form = body.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        needs.append("json_schema")
     if body.get("stream") is True:
-        yield "streaming"
+        needs.append("streaming")
     if wants_thinking(body):
-        yield "thinking"
+        needs.append("thinking")
+    return frozenset(needs) if needs else NOTHING
 
 
 def wants_thinking(body: Body) -> bool:
@@ -243,20 +266,24 @@ def usage_of(body: Body) -> Usage | None:
     usage = body.get("usage")
     if not isinstance(usage, dict):
         return None
-    prompt_details = asks.mapping(usage.get("prompt_tokens_details"))
-    cached = tokens(prompt_details.get("cached_tokens"))
-    if cached is None:
-        cached = tokens(usage.get("prompt_cache_hit_tokens"))  # DeepSeek
-    written = tokens(prompt_details.get("cache_write_tokens"))
+    cached = written = reasoning = None
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict):
+        cached = tokens(details.get("cached_tokens"))
+        if "cache_write_tokens" in details:
+            written = tokens(details["cache_write_tokens"])
+    if cached is None and "prompt_cache_hit_tokens" in usage:
+        cached = tokens(usage["prompt_cache_hit_tokens"])  # DeepSeek
+    details = usage.get("completion_tokens_details")
+    if isinstance(details, dict):
+        reasoning = tokens(details.get("reasoning_tokens"))
     return any_of(
         Usage(
             input=fresh(tokens(usage.get("prompt_tokens")), cached, written),
             output=tokens(usage.get("completion_tokens")),
             cache_read=cached,
             cache_write=written,
-            reasoning=tokens(
-                asks.mapping(usage.get("completion_tokens_details")).get("reasoning_tokens")
-            ),
+            reasoning=reasoning,
         )
     )
 
