@@ -33,7 +33,7 @@ from runtime.errors import SandboxError, SnapshotMismatch
 from runtime.guests import shelf
 from runtime.instrument import register
 from runtime.instrument.cache import Cache
-from runtime.instrument.module import Limits
+from runtime.instrument.module import MAGIC, Limits
 from runtime.outbound import Caller
 from runtime.sandbox import CPU_LIMIT_US, Sandbox
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 MAX_SCRIPT: Final = 1 << 20
 MAX_SNAPSHOT: Final = 256 << 20
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 TIERS: Final = ("T0", "T1", "T2", "T3")
 
 
@@ -197,7 +198,11 @@ def read_module(name: str) -> bytes:
     """A module, or its text form when the name ends in `.wat`."""
     if name.endswith(".wat"):
         return Engine.assemble(read_script(name))
-    return read_file(name, Limits().module_bytes)
+    content = read_file(name, Limits().module_bytes)
+    if not content.startswith(MAGIC[:4]):
+        known = ", ".join(one for recipe in shelf.RECIPES.values() for one in recipe.suffixes)
+        raise Usage(f"{name} is no WebAssembly module; scripts end in {known}")
+    return content
 
 
 def ready_guest(room: Room, name: str, engine: Engine) -> shelf.Guest:
@@ -233,7 +238,7 @@ def run_register(room: Room, options: argparse.Namespace) -> int:
         tested, digest = made.report["self_test"], made.module_hash
         kind = f"module, {made.report['functions']} functions, {made.report['checks']} checks"
     proof = (
-        f"self-test: {tested['checks']:,} checks, {tested['moves']} moves, equal"
+        f"self-test: {tested['checks']:,} checks, {tested['moves']} moves, equal{_how(tested)}"
         if not tested["untested"]
         else f"untested: only {tested['checks']} checks reached; give a larger smoke input"
     )
@@ -241,6 +246,14 @@ def run_register(room: Room, options: argparse.Namespace) -> int:
         f"{name}@{digest[:8]}  {kind}  {proof}", name=name, hash=digest, kind=kind, self_test=tested
     )
     return 0
+
+
+def _how(tested: dict[str, Any]) -> str:
+    """How the tested run ended, when not well: every call is denied there."""
+    if tested["ended"] in ("finished", "exited with 0"):
+        return ""
+    said = f": {tested['said']}" if tested["said"] else ""
+    return f"; with every call denied it {tested['ended']}{said}"
 
 
 def run_install(room: Room, options: argparse.Namespace) -> int:
@@ -342,7 +355,8 @@ def run_resume(room: Room, options: argparse.Namespace) -> int:
         made = register.find(room.cache, image.identity.module_hash)
     if made is None:
         raise SnapshotMismatch(
-            f"module {image.identity.module_hash[:12]} is not registered here: register it first"
+            f"its module {image.identity.module_hash[:12]} is not registered here: register the "
+            "file it was made of, with the same options"
         )
     loaded = register.loaded(made, engine, room.cache)
     sandbox = Sandbox(loaded, image=image, cpu_limit_us=round(options.cpu_limit * 1e6))
@@ -360,6 +374,9 @@ def _foreground(
         tier=str(info.get("tier", "")),
         model=str(info.get("model", room.settings.model)),
     )
+    out = Path(options.out or f"{task}.tgsn")
+    if options.out and (not os.access(out.parent, os.W_OK) or out.is_dir()):
+        raise Usage(f"a snapshot could not be written to {out}: choose another --out")
     log = room.settings.state_dir / "agents" / f"{task}.jsonl"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with log.open("a", encoding="utf-8") as journal:
@@ -379,14 +396,10 @@ def _foreground(
             options.suspend_after / 1e3 if options.suspend_after is not None else None,
         )  # fmt: skip
         ended = asyncio.run(_with_signals(runner))
+        for number in SIGNALS:  # until the process is gone: the interpreter's end resets handlers
+            signal.signal(number, signal.SIG_IGN)
     if isinstance(ended, local.Suspended):
-        out = Path(options.out or f"{task}.tgsn")
-        unfinished = out.with_name(f".{out.name}.{os.getpid()}")
-        try:
-            unfinished.write_bytes(ended.data)
-            unfinished.replace(out)
-        except OSError as error:
-            raise Usage(f"{out} cannot be written: {error.strerror}") from None
+        out = _keep(ended.data, out, log.with_suffix(".tgsn"))
         size = len(ended.data)
         text = f"suspended in {out}, {size} bytes; continue with: tidegate agent resume {out}"
         room.say(text, task=task, suspended=str(out), bytes=len(ended.data), trace=caller.trace)
@@ -398,10 +411,36 @@ def _foreground(
     return 0 if well else 1
 
 
+def _keep(data: bytes, out: Path, instead: Path) -> Path:
+    """Where the snapshot is: a full disk is no reason to lose what was done.
+
+    Raises:
+        Usage: Neither place took it.
+    """
+    for place in (out, instead):
+        unfinished = place.with_name(f".{place.name}.{os.getpid()}")
+        try:
+            unfinished.write_bytes(data)
+            unfinished.replace(place)
+        except OSError as error:
+            sys.stderr.write(f"tidegate: {place} cannot be written: {error.strerror}\n")
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            continue
+        return place
+    raise Usage(f"the snapshot of {len(data)} bytes is lost")
+
+
 async def _with_signals(runner: local.Local) -> local.Suspended | local.Done:
+    """Signals suspend, and are ignored from then on: one more must not cost the snapshot."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, runner.suspend)
+
+    def suspend(_number: int, _frame: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(runner.suspend)
+
+    for number in SIGNALS:
+        signal.signal(number, suspend)
     return await runner.run()
 
 

@@ -99,7 +99,8 @@ class State:
         next_ordinal: Of the next effect.
         spent: Effects were refused for `budget` before; the next one ends the task.
         sequence: Of output records.
-        written: Bytes of stdout and stderr so far.
+        written: Bytes of stdout, stderr, emits and logs so far.
+        refused: How often output was refused since they were spent.
         request, inbox: Bytes written to and to be read from the channel.
         overlong: The request being written exceeds its bound.
         info: What `task.info` answers besides the input.
@@ -118,6 +119,7 @@ class State:
     spent: bool = False
     sequence: int = 0
     written: int = 0
+    refused: int = 0
     request: bytes = b""
     inbox: bytes = b""
     overlong: bool = False
@@ -126,7 +128,7 @@ class State:
 
     _JSON = (
         "argv", "env", "next_fd", "clock_ns", "seed", "drawn", "next_ordinal", "spent", "sequence",
-        "written", "overlong", "info", "local",
+        "written", "refused", "overlong", "info", "local",
     )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -335,14 +337,29 @@ _SHAPES: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
 
 
 class BudgetGone(Exception):
-    """An effect after the budget's refusal: the task ends."""
+    """The task went on after a budget's refusal, and ends; the words say which."""
+
+
+def room_for_output(size: int, state: State) -> bool:
+    """There is room for so many bytes of output, which are counted.
+
+    Raises:
+        BudgetGone: It was refused a thousand times; a guest that ignores errors would never end.
+    """
+    if state.written + size <= MAX_OUTPUT:
+        state.written += size
+        return True
+    state.refused += 1
+    if state.refused > MAX_REFUSED:
+        raise BudgetGone(f"{MAX_OUTPUT} bytes of output are spent, and it went on")
+    return False
 
 
 def serve(raw: bytes, state: State, outbox: list[Record]) -> bytes | Request:
     """The reply of a local operation or of a refusal, or the effect that must wait.
 
     Raises:
-        BudgetGone: Effects went on after the error `budget`.
+        BudgetGone: Effects or output went on after they were spent.
     """
     try:
         op, args = parse(raw)
@@ -354,7 +371,7 @@ def serve(raw: bytes, state: State, outbox: list[Record]) -> bytes | Request:
     count = len(args["calls"]) if op == "batch" else 1
     if state.next_ordinal + count > MAX_EFFECTS:
         if state.spent:
-            raise BudgetGone
+            raise BudgetGone(f"{MAX_EFFECTS} effects are spent, and it went on")
         state.spent = True
         message = f"{MAX_EFFECTS} effects are spent; the next one ends the task"
         return dumps({**error("budget", message), "at": state.clock_ns})
@@ -377,8 +394,7 @@ def _local(op: str, args: dict[str, Any], state: State, outbox: list[Record]) ->
     size = len(dumps(args))
     if size > MAX_EMIT:
         return error("too_large", f"{op} of {size} bytes; {MAX_EMIT} are allowed")
-    state.written += size
-    if state.written > MAX_OUTPUT:
+    if not room_for_output(size, state):
         return error("too_large", f"{MAX_OUTPUT} bytes of output are spent")
     state.sequence += 1
     outbox.append(Record(op, state.sequence, args.get("data") if op == "emit" else args))
@@ -387,3 +403,4 @@ def _local(op: str, args: dict[str, Any], state: State, outbox: list[Record]) ->
 
 MAX_OUTPUT: Final = 16 << 20
 """Bytes of stdout, stderr, emits and logs together that a task may produce."""
+MAX_REFUSED: Final = 1_000

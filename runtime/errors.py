@@ -27,7 +27,7 @@ class ModuleRefused(SandboxError):
 
     Args:
         code: `malformed`, `too_large`, `unsupported:<feature>`, `instrumentation_failed`,
-            `invalid_output`, `diverged`, `untestable` or `compile_failed`.
+            `invalid_output`, `syntax`, `diverged`, `untestable` or `compile_failed`.
         sentence: What was found, in one sentence.
         function: Index of the function in the module's own numbering, where one is to blame.
         offset: Byte offset in the file, where known.

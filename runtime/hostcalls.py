@@ -77,8 +77,8 @@ def host_call(sandbox: Sandbox, at: int, size: int, out: int, cap: int) -> int:
         return -1
     try:
         answer = abi.serve(raw, sandbox.state, sandbox.outbox)
-    except abi.BudgetGone:
-        return sandbox.over_budget()
+    except abi.BudgetGone as gone:
+        return sandbox.over_budget(str(gone))
     if isinstance(answer, Request):
         return sandbox.served(Pending(answer, {"via": "abi", "at": out, "cap": cap}))
     if abi.reads_rest(raw):
@@ -105,8 +105,8 @@ def micropython_call(  # noqa: PLR0913, PLR0917  (the signature is the guest's)
     raw = b'{"v":1,"op":' + abi.dumps(op) + b',"args":' + (args or b"{}") + b"}"
     try:
         answer = abi.serve(raw, sandbox.state, sandbox.outbox)
-    except abi.BudgetGone:
-        return sandbox.over_budget()
+    except abi.BudgetGone as gone:
+        return sandbox.over_budget(str(gone))
     window = {"via": "micropython", "at": out, "cap": cap}
     if isinstance(answer, Request):
         return sandbox.served(Pending(answer, window))
@@ -136,8 +136,8 @@ def _shim(name: str) -> Callable[..., int]:
             answer = function(sandbox, *arguments)
         except wasi.BadPointer:
             return wasi.FAULT
-        except abi.BudgetGone:
-            return sandbox.over_budget()
+        except abi.BudgetGone as gone:
+            return sandbox.over_budget(str(gone))
         return sandbox.served(answer)
 
     return served

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 MAX_MEMORY: Final = 256 << 10
 MAX_KEYS: Final = 1_000
 STEP_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 60.0
+"""Of a sleep: then the wall clock, which may have been set, is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,7 @@ class Local:
 
     async def _serve(self, outbound: Outbound, request: Request) -> dict[str, Any]:
         if request.op == "sleep":
-            await self._pause_for(int(request.args["ms"]) / 1e3)
-            return {"ok": None}
+            return await self._sleep(request)
         if request.op == "batch" and any(
             one.op.startswith(("memory.", "lock.")) for one in request.calls
         ):
@@ -212,10 +213,14 @@ class Local:
             return keep(self.sandbox.state.local, request)
         return await outbound.send(request, self.caller)
 
-    async def _pause_for(self, seconds: float) -> None:
-        end = monotonic() + seconds
-        while monotonic() < end and not self._wanted.is_set():
-            await pause(STEP_S)
+    async def _sleep(self, request: Request) -> dict[str, Any]:
+        """Until its own hour: one that was suspended has slept on, wherever it wakes."""
+        kept = self.sandbox.state.local
+        wake = kept.setdefault("wake_ns", wall_ns() + int(request.args["ms"]) * 1_000_000)
+        while (left := wake - wall_ns()) > 0:
+            await pause(min(left / 1e9, LONGEST_PAUSE_S))
+        del kept["wake_ns"]
+        return {"ok": None}
 
 
 def keep(local: dict[str, Any], request: Request) -> dict[str, Any]:

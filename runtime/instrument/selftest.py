@@ -88,7 +88,7 @@ def self_test(  # noqa: PLR0913  (two programs and one input)
     """Counts of the comparison; `untested` is true when too few checks were reached to mean much.
 
     Raises:
-        ModuleRefused: `diverged` or `untestable`.
+        ModuleRefused: `syntax`, `diverged` or `untestable`.
     """
     wanted = len(stoppable.program.signatures[stoppable.main].params)
     arguments = arguments or (0,) * wanted
@@ -100,6 +100,7 @@ def self_test(  # noqa: PLR0913  (two programs and one input)
 
     with ticking(plain.program.engine):
         reference = _plain(plain, fresh(), arguments, reply, seconds)
+        _read(reference)
         quiet = _stopped(stoppable, fresh(), arguments, reply, yields=0)
         often = _stopped(stoppable, fresh(), arguments, reply, yields=TEST_CHECKS)
     for name, trace in (("without yields", quiet), ("with a yield at every check", often)):
@@ -114,7 +115,30 @@ def self_test(  # noqa: PLR0913  (two programs and one input)
         "moves": often.moves,
         "effects": len(often.requests),
         "untested": often.yields < TEST_FEWEST,
+        "ended": _words(reference.ending),
+        "said": _last_words(reference),
     }
+
+
+def _read(trace: _Trace) -> None:
+    """Return when a script could be read: the interpreter did something else than complain."""
+    only_said = {kind for kind, _ in trace.output} <= {"stderr"} and not trace.requests
+    said = _last_words(trace)
+    if only_said and "SyntaxError" in said and isinstance(trace.ending, Exited):
+        raise ModuleRefused("syntax", said)
+
+
+def _words(ending: Outcome | None) -> str:
+    if isinstance(ending, Exited):
+        return f"exited with {ending.code}" if ending.code >= 0 else "was not run to its end"
+    return f"trapped ({ending.kind})" if isinstance(ending, Trapped) else "finished"
+
+
+def _last_words(trace: _Trace) -> str:
+    """What a run wrote to standard error, as one line."""
+    raw = b"".join(data for kind, data in trace.output if kind == "stderr" and data)
+    lines = [line.strip() for line in raw.decode(errors="replace").splitlines()]
+    return "; ".join(line for line in lines if line)[:300]
 
 
 def _plain(

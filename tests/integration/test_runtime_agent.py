@@ -185,6 +185,54 @@ def test_a_second_ctrl_c_gives_up_and_the_call_is_sent_again_under_its_key(tmp_p
     assert len(set(gateway.keys)) == 2
 
 
+def test_a_sleep_goes_on_while_the_agent_is_a_file(tmp_path):
+    out = tmp_path / "a.tgsn"
+    text = "agent.sleep(4000); console.log('woke'); agent.emit(agent.now());"
+    began = time.monotonic()
+    rows = end(start("run", script(tmp_path, text), "--suspend-after", "300", "--out", str(out),
+                     folder=tmp_path, port=1))  # fmt: skip
+    assert [sorted(row) for row in rows] == [["bytes", "suspended", "task", "trace"]]
+    time.sleep(1.0)
+    rows = end(start("resume", str(out), folder=tmp_path, port=1))
+    assert [row["op"] for row in rows if row.get("kind") == "call"] == ["sleep"]
+    assert rows[0]["seconds"] < 3.0, "some of it passed before"
+    assert time.monotonic() - began >= 4.0, "and none of it was left out"
+
+
+def test_many_ctrl_c_cost_no_snapshot(tmp_path):
+    out = tmp_path / "a.tgsn"
+    with Gateway(delay=20.0) as gateway:
+        first = start("run", script(tmp_path, SLOW), "--out", str(out),
+                      folder=tmp_path, port=gateway.port)  # fmt: skip
+        assert gateway.arrived.wait(30)
+        while first.poll() is None:
+            first.send_signal(signal.SIGINT)
+            time.sleep(0.002)
+        assert "suspended" in end(first)[-1]
+        gateway.delay = 0.0
+        assert end(start("resume", str(out), folder=tmp_path, port=gateway.port))[-1]["ok"]
+
+
+def test_an_agent_that_writes_on_after_its_output_is_spent_is_ended(tmp_path):
+    text = "for (;;) console.log('x'.repeat(10000));"
+    process = start("run", script(tmp_path, text), folder=tmp_path, port=1)
+    out, _ = process.communicate(timeout=60)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert process.returncode == 1
+    assert rows[-1]["ended"] == (
+        "ended by a trap, limit: 16777216 bytes of output are spent, and it went on"
+    )
+    assert 16e6 < sum(len(row["data"]) for row in rows[:-1]) <= 16 << 20
+
+
+def test_a_place_that_takes_no_snapshot_is_told_before_the_agent_runs(tmp_path):
+    process = start("run", script(tmp_path, "console.log('ran')"), "--out", "/nowhere/a.tgsn",
+                    folder=tmp_path, port=1)  # fmt: skip
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert "choose another --out" in errors
+
+
 def test_a_gateway_that_is_away_is_an_error_the_script_can_catch(tmp_path):
     text = "try { agent.llm('x'); } catch (e) { agent.emit([e.code, e.retryable]); }"
     rows = end(start("run", script(tmp_path, text), folder=tmp_path, port=1))

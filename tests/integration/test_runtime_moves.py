@@ -264,6 +264,32 @@ def test_a_refusal_is_one_sentence_and_status_two(tmp_path):
         assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("bad.js", "let fine = 1;\nlet x = ;", "main.js:2"),
+        ("bad.py", "x = 1\ndef f(:", "line 2"),
+    ],
+)
+def test_a_script_that_cannot_be_read_is_refused_with_its_line(tmp_path, name, text, where):
+    interpreter("quickjs" if name.endswith("js") else "micropython")
+    path = tmp_path / name
+    path.write_text(text)
+    done = command("register", str(path), folder=tmp_path)
+    assert done.returncode == 2
+    assert f"{name}: refused, syntax: " in done.stderr
+    assert where in done.stderr
+
+
+def test_registering_says_how_a_script_ends_when_every_call_is_denied(tmp_path):
+    interpreter("quickjs")
+    path = tmp_path / "a.js"
+    path.write_text("for (let i = 0; i < 500; i++); agent.llm('x');")
+    done = command("register", str(path), folder=tmp_path)
+    assert done.returncode == 0
+    assert "with every call denied it exited with 1: AgentError: self-test" in done.stdout
+
+
 def test_an_agent_in_c_is_suspended_in_a_sleep_and_continued(tmp_path):
     out = tmp_path / "a.tgsn"
     example = "runtime/guests/examples/counter.wat"

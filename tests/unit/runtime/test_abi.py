@@ -119,6 +119,17 @@ def test_output_is_numbered_and_bounded():
     assert len(outbox) == 2
 
 
+def test_a_guest_that_ignores_spent_output_is_ended():
+    state = State(argv=[], written=abi.MAX_OUTPUT - 5)
+    assert not abi.room_for_output(6, state)
+    assert abi.room_for_output(5, state), "what fits is still taken"
+    refusals = [abi.room_for_output(1, state) for _ in range(abi.MAX_REFUSED - 1)]
+    assert not any(refusals)
+    with pytest.raises(abi.BudgetGone, match="output are spent"):
+        abi.room_for_output(1, state)
+    assert State.from_json(state.to_json(), files={}, request=b"", inbox=b"") == state
+
+
 def test_effects_end_with_a_warning_and_then_the_task():
     state = State(argv=[], next_ordinal=abi.MAX_EFFECTS)
     assert ask("memory.get", {"key": "k"}, state)["error"]["code"] == "budget"
