@@ -26,6 +26,8 @@ TIMEOUT_S: Final = 600.0
 CONNECT_S: Final = 10.0
 MAX_BODY: Final = abi.MAX_REPLY
 MCP_VERSION: Final = "2026-07-28"
+LANES: Final = {"T0": "1", "T1": "1", "T2": "2", "T3": "3"}
+"""Tiers of tasks, as the gateway names those of calls: there, too, 1 goes first."""
 PATHS: Final = {
     "openai_chat": "/v1/chat/completions",
     "openai_responses": "/v1/responses",
@@ -47,7 +49,7 @@ class Caller:
     Attributes:
         task: Keys and the trace derive from it.
         token: Bearer credential; stays in this file's objects, never in guest memory.
-        tier: Sent as a hint; policy decides.
+        tier: `T0` to `T3`, or "": a wish; policy decides.
         model: For `llm.chat` without one.
     """
 
@@ -75,9 +77,13 @@ class Caller:
             "content-type": "application/json",
             "idempotency-key": self.key(ordinal),
             "traceparent": f"00-{self.trace}-{self.key(ordinal)[:16]}-01",
+            # One task is one session: to the rules of loops, and to fairness.
+            "session-id": self.task,
+            # A held call would be answered 202 and fetched later; an agent rather learns why.
+            "tidegate-hold": "never",
         }
         if self.tier:
-            out["x-tidegate-tier"] = self.tier
+            out["tidegate-tier"] = LANES[self.tier]
         return out
 
 

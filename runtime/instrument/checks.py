@@ -24,25 +24,7 @@ from typing import Final
 from runtime.errors import ModuleRefused
 from runtime.instrument import module as form
 from runtime.instrument import stack
-from runtime.instrument.module import (
-    BLOCK,
-    BRANCH,
-    BRANCH_IF,
-    BRANCH_TABLE,
-    CALL,
-    CALL_INDIRECT,
-    ELSE,
-    END,
-    FUNC,
-    IF,
-    LEAVE,
-    LOOP,
-    Body,
-    Limits,
-    Module,
-    Reader,
-    uleb,
-)
+from runtime.instrument.module import Body, Limits, Module, Reader, uleb
 
 MOST: Final = 100_000
 """Instructions without a check, per function; a POINT apart, so less than 120,000 in truth."""
@@ -272,7 +254,7 @@ def _body(body: Body, places: list[int], check: tuple[bytes, bytes], yield_index
     edits += [
         (operand, position, uleb(index + (index >= yield_index)))
         for position, kind, _, index, operand in body.events
-        if kind in (CALL, FUNC)
+        if kind in (form.CALL, form.FUNC)
     ]
     edits.sort(key=lambda edit: edit[:2])
     out, at = bytearray(), 0
@@ -292,8 +274,8 @@ def place(module: Module) -> tuple[list[list[int]], set[int]]:
     first = module.imported_functions
     graph: dict[int, list[int]] = {}
     for number, body in enumerate(module.bodies):
-        called = {one[3] - first for one in body.events if one[1] == CALL and one[3] >= first}
-        if any(one[1] == CALL_INDIRECT for one in body.events):
+        called = {one[3] - first for one in body.events if one[1] == form.CALL and one[3] >= first}
+        if any(one[1] == form.CALL_INDIRECT for one in body.events):
             called.add(INDIRECT)
         graph[number] = sorted(called)
     graph[INDIRECT] = sorted(one - first for one in module.in_tables if one >= first)
@@ -394,32 +376,32 @@ class _Placement:
         self, position: int, kind: int, argument: int, operand: int
     ) -> None:
         labels = self.labels
-        if kind == LOOP:
+        if kind == form.LOOP:
             labels.append(_Label(loop=True))
             self.at.append(position)
             self.first = max(self.first, self.clear)
             # Reachable or not: a loop in dead code gets its check too, so that all loops have one.
             self.since, self.clear = (0 if self.since >= 0 else -1), -1
-        elif kind == BLOCK:
+        elif kind == form.BLOCK:
             labels.append(_Label(loop=False))
-        elif kind == IF:
+        elif kind == form.IF:
             labels.append(_Label(loop=False, saved=(self.since, self.clear)))
-        elif kind == ELSE:
+        elif kind == form.ELSE:
             self._else(position)
-        elif kind == END:
+        elif kind == form.END:
             self._end()
-        elif kind in (BRANCH, BRANCH_IF):
+        elif kind in (form.BRANCH, form.BRANCH_IF):
             self._branch(labels[-1 - argument])
-        elif kind == BRANCH_TABLE:
+        elif kind == form.BRANCH_TABLE:
             for target in self.body.tables[argument]:
                 self._branch(labels[-1 - target])
-        elif kind == LEAVE:
+        elif kind == form.LEAVE:
             labels[0].join(self.since, self.clear)
-        elif kind == CALL:
+        elif kind == form.CALL:
             self._call(operand - 1, self._callee(argument))
-        elif kind == CALL_INDIRECT:
+        elif kind == form.CALL_INDIRECT:
             self._call(operand - 1, self.known[INDIRECT])
-        if kind in (BRANCH, BRANCH_TABLE, LEAVE):
+        if kind in (form.BRANCH, form.BRANCH_TABLE, form.LEAVE):
             self.since = self.clear = -1
 
     def _else(self, position: int) -> None:

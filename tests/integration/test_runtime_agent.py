@@ -139,7 +139,8 @@ def test_calls_pass_the_gateway_with_identity_keys_and_one_trace(tmp_path):
     assert len(traces) == 1
     for path, headers, body in gateway.seen:
         assert headers["authorization"] == "Bearer tg_secret_key"
-        assert headers["x-tidegate-tier"] == "T1"
+        assert headers["tidegate-tier"] == "1"
+        assert headers["session-id"] == rows[-1]["task"]
         assert body["model"] == "m" if path != "/mcp" else headers["mcp-name"] in ("echo", "none")
 
 

@@ -1,11 +1,15 @@
-"""Random programs from a small grammar: plain and stopped at every check, they do the same.
+"""Random programs of a small grammar and mutants: stopped at every check, they do the same.
 
 The comparison is registration's own self-test: result, output, requests and memory.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,8 @@ from runtime.instrument import register
 from runtime.instrument.cache import Cache
 
 pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Writer:
@@ -115,3 +121,18 @@ def test_a_random_program_does_the_same_when_stopped_everywhere(tmp_path, seed):
     wasm = Engine.assemble(Writer(seed).module())
     made = register.register(wasm, Cache(tmp_path / "cache"))
     assert made.report["self_test"]["checks"] >= 150
+
+
+def test_mutants_end_in_an_error_or_in_a_correct_guest():
+    """The short form of `python -m loadtests.mutants`: hosts of their own, which must not die."""
+    command = [sys.executable, "-m", "loadtests.mutants", "--json"]
+    done = subprocess.run(
+        [*command, "--modules", "150", "--snapshots", "300", "--seed", "11"],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=240,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["mutants"] == 450
+    assert (found["crashes"], found["diverged"], found["accepted"]) == (0, 0, 0), found
+    assert found["modules"]["equal"] >= 5
+    assert found["snapshots"]["snapshot_corrupt"] >= 30
+    assert found["snapshots"]["ran: ended"] >= 30

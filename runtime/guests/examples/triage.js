@@ -3,13 +3,13 @@
 const { id, text, customer } = agent.input;
 const draft = agent.llm(`Answer this ticket politely:\n${text}`);
 const [owner, similar] = agent.all([
-  agent.later.tool('crm.owner', { customer }),
-  agent.later.tool('search.tickets', { text: draft }),
+  agent.later.tool('crm__owner', { customer }),
+  agent.later.tool('search__tickets', { text: draft }),
 ], { settle: true });
 agent.checkpoint('facts gathered');
 const to = owner.value?.email ?? 'support@example.com';
 try {
-  agent.tool('mail.send', { to, subject: `Ticket ${id}`, body: draft });
+  agent.tool('mail__send', { to, subject: `Ticket ${id}`, body: draft });
 } catch (problem) {
   agent.log('not sent', { code: problem.code });
 }

@@ -9,7 +9,7 @@ import agent  # type: ignore[import-not-found]
 ticket = agent.input
 draft = agent.llm("Answer this ticket politely:\n" + ticket["text"])
 try:
-    owner = agent.tool("crm.owner", customer=ticket["customer"])
+    owner = agent.tool("crm__owner", customer=ticket["customer"])
 except agent.Error as problem:
     owner = {"email": "support@example.com"}
     agent.log("no owner", code=problem.code)
