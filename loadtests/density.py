@@ -3,12 +3,12 @@
 `python -m loadtests.density --json [--agents N] [--live N]`
 
 Every agent is a JavaScript agent on QuickJS that waits in a call. At most `--live` have an
-instance; the
-others are parked: bytes in a store (one SQLite file here, as in the execution tier), of which the
-process holds only the name and the place in the queue. Then replies arrive for agents at random:
-each is fetched, checked, restored, runs to its next call and is parked again. Latency is from the
-reply to guest code, bytes read from the store included; CPU is that of decode and restore.
+instance; the others are parked: bytes in a store (one SQLite file here, as in the execution tier),
+of which the process holds only the name and the place in the queue. Then replies arrive for agents
+at random: each is fetched, checked, restored, runs to its next call and is parked again. Latency is
+from the reply to guest code, bytes read from the store included; CPU is that of decode and restore.
 `resume_to_call_*` goes on to the guest's next call: rewinding and its own work between the two.
+`start_to_call_cpu_ms` is a new agent's CPU, from its script to its first call.
 
 `delta_bytes_20ms` is what a slice of 20 CPU ms adds to the chain of an agent that computes;
 `_churning` the same for one that does nothing but replace objects and texts.
@@ -187,9 +187,12 @@ def main() -> None:
         gc.collect()
         rss_live, address = status("VmRSS"), status("VmSize") / 1024
         say(f"{given.live} live: {rss_live:.0f} MB resident, {address:.0f} GiB of addresses")
-        sizes = []
+        sizes, starts = [], []
         for agent in range(given.live, given.agents):
-            sizes.append(park(agent, start(agent, guest), guest, store))
+            cpu = time.thread_time()
+            fresh = start(agent, guest)
+            starts.append((time.thread_time() - cpu) * 1e3)
+            sizes.append(park(agent, fresh, guest, store))
             if agent % 2_000 == 0:
                 say(f"{agent} agents, {status('VmRSS'):.0f} MB resident")
         parked = len(sizes)
@@ -226,6 +229,7 @@ def main() -> None:
         "resume_cpu_ms": round(statistics.median(cpus), 3),
         "resume_to_call_p50_ms": round(calls[len(calls) // 2], 3),
         "resume_to_call_p99_ms": round(calls[int(len(calls) * 0.99)], 3),
+        "start_to_call_cpu_ms": round(statistics.median(starts), 3),
         "address_gib": round(address, 1),
         "snapshot_bytes_median": int(statistics.median(sizes)),
         **summary("delta_bytes_20ms", deltas(own, guest, COMPUTING, given.deltas), 0),

@@ -42,6 +42,7 @@ from runtime.wasi import FUNCTIONS
 SHARE = 500
 HANG_S = 60.0
 TEST_S = 0.02
+TEST_YIELDS = 1_000
 KINDS = ("modules", "snapshots")
 FEATURES = """
 (module (import "agent" "host_call" (func $h (param i32 i32 i32 i32) (result i32)))
@@ -129,7 +130,9 @@ class ModuleShare:
                 return "untestable"
             before = sandbox.load(self.engine, self.engine.compile(reference), **names)
             after = sandbox.load(self.engine, self.engine.compile(wasm), **names)
-            selftest.self_test(before, after, argv=["x"], files={}, seconds=TEST_S)
+            selftest.self_test(
+                before, after, argv=["x"], files={}, seconds=TEST_S, yields=TEST_YIELDS
+            )
         except ModuleRefused as refused:
             return refused.code
         return "equal"

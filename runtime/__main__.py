@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime import local, settings, snapshot
 from runtime.clock import sleep
-from runtime.engine import Engine
+from runtime.engine import Engine, room_on_main_thread
 from runtime.errors import SandboxError, SnapshotMismatch
 from runtime.guests import shelf
 from runtime.instrument import register
@@ -83,6 +83,7 @@ class Room:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     options = parser().parse_args(argv)
+    room_on_main_thread()
     try:
         read = settings.from_environment()
         room = Room(read, Cache(read.cache_dir), options.json)

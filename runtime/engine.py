@@ -19,6 +19,7 @@ import ctypes
 import hashlib
 import importlib.metadata
 import platform
+import resource
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -73,6 +74,14 @@ _deadline_callback = ctypes.CFUNCTYPE(
 )
 
 VERSION: Final = importlib.metadata.version("wasmtime")
+
+
+def room_on_main_thread() -> None:
+    """The main thread's stack may grow to what a guest on it can ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if 0 <= soft < THREAD_BYTES:
+        most = THREAD_BYTES if hard < 0 else min(THREAD_BYTES, hard)
+        resource.setrlimit(resource.RLIMIT_STACK, (most, hard))
 
 
 class Running(Protocol):

@@ -32,7 +32,7 @@ from runtime.errors import SnapshotMismatch
 from runtime.hostcalls import deliver, handlers_for
 from runtime.instrument import checks
 from runtime.instrument.exceptions import FLYING
-from runtime.snapshot import Identity, Image, fits
+from runtime.snapshot import PAGE, Identity, Image, differing, fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -457,7 +457,7 @@ class Sandbox:
                     instance.grow(self._base, missing // 65_536)
             except MemoryError:
                 raise SnapshotMismatch("its memory is larger than the module allows") from None
-            ctypes.memmove(instance.address(self._base), image.memory, len(image.memory))
+            self._fill(instance.address(self._base), image.memory)
         for name, (kind, bits) in image.globals.items():
             if instance.bits(name)[0] != kind:
                 raise SnapshotMismatch("a global has another type")
@@ -470,6 +470,14 @@ class Sandbox:
         self.arguments, self.step = image.arguments, image.step
         self.pending, self.suspended = image.pending, True
         self.cpu_us, self.stack_high = image.cpu_us, image.stack_high
+
+    @staticmethod
+    def _fill(address: int, memory: bytes) -> None:
+        """Write the pages that differ: what is only read stays without memory of its own."""
+        now = ctypes.string_at(address, len(memory))
+        for first, count, content in differing(memory, now):
+            size = count * PAGE
+            ctypes.memmove(address + first * PAGE, content or bytes(size), size)
 
     def close(self) -> None:
         """Free the instance now. The flag's address is dead afterwards."""

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime import settings
 from runtime.clock import cpu_us
-from runtime.engine import THREAD_BYTES, Engine
+from runtime.engine import Engine, room_on_main_thread
 from runtime.errors import ModuleRefused
 from runtime.hostcalls import ADAPTERS, SUSPENDING
 from runtime.instrument import asyncify, checks, decode, exceptions
@@ -315,10 +315,10 @@ def _bound(cpu_seconds: int) -> None:
         (resource.RLIMIT_AS, CHILD_BYTES),
         (resource.RLIMIT_FSIZE, CHILD_OUTPUT),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_STACK, THREAD_BYTES),
     ):
         hard = resource.getrlimit(what)[1]
         resource.setrlimit(what, (most if hard < 0 else min(most, hard), hard))
+    room_on_main_thread()
 
 
 def _instrument(folder: Path, job: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def self_test(  # noqa: PLR0913  (two programs and one input)
     arguments: tuple[int, ...] = (),
     reply: Callable[[Request], bytes] = denied,
     seconds: float = TEST_SECONDS,
+    yields: int = TEST_CHECKS,
 ) -> dict[str, Any]:
     """Counts of the comparison; `untested` is true when too few checks were reached to mean much.
 
@@ -102,7 +103,11 @@ def self_test(  # noqa: PLR0913  (two programs and one input)
         reference = _plain(plain, fresh(), arguments, reply, seconds)
         _read(reference)
         quiet = _stopped(stoppable, fresh(), arguments, reply, yields=0)
-        often = _stopped(stoppable, fresh(), arguments, reply, yields=TEST_CHECKS)
+        often = _stopped(stoppable, fresh(), arguments, reply, yields=yields)
+    endings = [one.ending for one in (reference, quiet, often)]
+    if Trapped("stack", "") in endings and len(set(endings)) > 1:
+        # Frames that can be saved are larger, so the end of the stack is met earlier.
+        raise ModuleRefused("untestable", "it calls deeper than the stack allows")
     for name, trace in (("without yields", quiet), ("with a yield at every check", often)):
         for what in ("requests", "output", "ending", "memory"):
             if getattr(trace, what) != getattr(reference, what):

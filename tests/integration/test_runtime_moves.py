@@ -281,6 +281,15 @@ def test_a_script_that_cannot_be_read_is_refused_with_its_line(tmp_path, name, t
     assert where in done.stderr
 
 
+def test_endless_recursion_of_a_script_is_told_as_that(tmp_path):
+    interpreter("quickjs")
+    path = tmp_path / "a.js"
+    path.write_text("const f = () => f(); f();")
+    done = command("register", str(path), folder=tmp_path)
+    assert done.returncode == 2
+    assert "a.js: refused, untestable: it calls deeper than the stack allows" in done.stderr
+
+
 def test_registering_says_how_a_script_ends_when_every_call_is_denied(tmp_path):
     interpreter("quickjs")
     path = tmp_path / "a.js"
