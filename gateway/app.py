@@ -205,6 +205,7 @@ class Gateway:
                 ),
             )
             machine.spawn = tasks.create_task
+            machine.tools.owned_by(tasks.create_task)
             view = View(machine=machine, edge=edge, version=__version__)
             holds = Holds(
                 resuming=machine.resuming,
@@ -220,7 +221,8 @@ class Gateway:
                 tasks.create_task(data.serve([sockets[0]])),
                 tasks.create_task(control.serve([sockets[1]])),
             ]
-            others = [tasks.create_task(watch.run()), tasks.create_task(machine.resuming.run())]
+            running = (watch.run(), machine.resuming.run(), machine.tools.run())
+            others = [tasks.create_task(one) for one in running]
             if machine.sharing is not None:
                 others.append(tasks.create_task(machine.sharing.run()))
             if self._emulator is not None:

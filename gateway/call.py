@@ -200,6 +200,12 @@ class Incoming(Protocol):
         ...
 
 
+class Conversation(Protocol):
+    """A session of the older era, as layers see it; `tools.sessions.Session` is one."""
+
+    id: str
+
+
 class ToolCall:
     """What a call asks of a tool server, and what came back.
 
@@ -211,8 +217,9 @@ class ToolCall:
         rule (target): The first of policy's rules that fits; None where policy says nothing.
         message (target): The request: raw bytes, id with its exact text, arguments as decoded.
         stateless (target): Its sender speaks 2026-07-28; else it holds a session.
-        session (target): The sender's session, "" in the stateless era.
+        conversation (target): The sender's `tools.sessions.Session`; None in the stateless era.
         repeatable (gate): Running it twice does no harm, by policy's word: it may be tried again.
+        outlives (target): Its sender leaving is no cancellation: the work runs on for a while.
         gates (gate): Asked, in order, with each result (the `result` member, decoded) before the
             caller sees it. Returns None to let it pass, or JSON text to stand in its place; raises
             `GatewayError` to refuse it.
@@ -221,8 +228,8 @@ class ToolCall:
     """
 
     __slots__ = (
-        "_canonical", "gates", "message", "method", "public", "repeatable", "result",
-        "result_bytes", "rule", "server", "session", "stateless", "tool",
+        "_canonical", "conversation", "gates", "message", "method", "outlives", "public",
+        "repeatable", "result", "result_bytes", "rule", "server", "stateless", "tool",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - each fact of the request once
@@ -234,7 +241,7 @@ class ToolCall:
         public: str,
         rule: ToolRule | None = None,
         stateless: bool = True,
-        session: str = "",
+        conversation: Conversation | None = None,
     ) -> None:
         self.server = server
         self.message = message
@@ -243,8 +250,9 @@ class ToolCall:
         self.public = public
         self.rule = rule
         self.stateless = stateless
-        self.session = session
+        self.conversation = conversation
         self.repeatable = False
+        self.outlives = not stateless
         self.gates: list[Callable[[Mapping[str, Any]], bytes | None]] = []
         self.result: Mapping[str, Any] | None = None
         self.result_bytes = 0
@@ -254,6 +262,11 @@ class ToolCall:
     def arguments(self) -> Mapping[str, Any]:
         """The arguments as decoded; empty where there are none."""
         return self.message.arguments
+
+    @property
+    def session(self) -> str:
+        """Id of the sender's session; "" in the stateless era."""
+        return self.conversation.id if self.conversation is not None else ""
 
     def canonical(self, encode: Callable[[Mapping[str, Any]], bytes]) -> bytes:
         """The arguments in the one form that all spellings of them share; made once.

@@ -145,7 +145,7 @@ class Edge:
         except GatewayError as error:
             await self._refuse_early(outlet, scope, head, receive, error)
             return
-        flight = Flight(call, head, outlet, receive)
+        flight = Flight(call, head, outlet, receive, self._clock)
         call.task = flight.task
         await self._fly(flight, streams=entry.streams_upload)
 
@@ -176,7 +176,7 @@ class Edge:
         if scope["query_string"]:
             _check_secrets(scope["query_string"])
         if head.origin is not None:
-            _check_origin(head.origin, rules)
+            _check_origin(head, head.origin, rules)
         route = routes.choose(method, path, anthropic=head.anthropic, snapshot=snapshot)
         if isinstance(route, GatewayError):
             raise route
@@ -245,6 +245,8 @@ class Edge:
                 flight.keeper.cancel()
             if flight.watcher is not None:
                 flight.watcher.cancel()
+            if flight.grace is not None:
+                flight.grace.cancel()
             link = flight.outlet.link
             if link is not None:
                 link.on_gone = None
@@ -451,11 +453,13 @@ def _check_secrets(query: bytes) -> None:
         )
 
 
-def _check_origin(origin: bytes, rules: EdgeRules) -> None:
+def _check_origin(head: Head, origin: bytes, rules: EdgeRules) -> None:
     """A page of a foreign origin is refused, with or without a credential (`protocols.md` §5.6).
 
     Rewriting Host disarms the upstream's own check against DNS rebinding, so this one is ours.
     """
+    if origin in (b"http://" + head.host, b"https://" + head.host):
+        return  # a page of this very listener: its name has been checked, and it serves none
     if not cors.allowed(origin, rules.cors_origins):
         raise Forbidden(
             "Requests of web pages need an origin that the policy names in edge.cors_origins",

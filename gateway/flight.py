@@ -11,12 +11,18 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gateway.call import Call, End, Reply
+from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
     from gateway.bodies import Upload
+    from gateway.clock import Clock, Timer
     from gateway.framing import Head
     from gateway.keeper import Keeper
     from gateway.relay import Outlet, Receive
+
+
+GRACE: Micros = 60 * MICRO
+"""How long the work of a tool call runs on when its client of the session era has left."""
 
 
 class Flight:
@@ -27,20 +33,30 @@ class Flight:
         entered: The pipeline was asked, and so hears of the refusal itself.
         ended: How the reply ended by itself.
         why: Why it was ended by us; None while it was not.
+        grace: Ends a call that runs on without its client.
         over: Nothing may end it any more.
     """
 
     __slots__ = (
-        "call", "ended", "entered", "head", "held", "keeper", "outlet", "over", "receive", "reply",
-        "task", "unread", "upload", "watcher", "why",
+        "call", "clock", "ended", "entered", "grace", "head", "held", "keeper", "outlet", "over",
+        "receive", "reply", "task", "unread", "upload", "watcher", "why",
     )  # fmt: skip
 
-    def __init__(self, call: Call, head: Head, outlet: Outlet, receive: Receive) -> None:
+    def __init__(
+        self,
+        call: Call,
+        head: Head,
+        outlet: Outlet,
+        receive: Receive,
+        clock: Clock | None = None,
+    ) -> None:
         self.call = call
         self.head = head
         self.outlet = outlet
         self.receive = receive
         self.task = asyncio.current_task()
+        self.clock = clock
+        self.grace: Timer | None = None
         self.watcher: asyncio.Task[None] | None = None
         self.keeper: Keeper | None = None
         self.upload: Upload | None = None
@@ -68,13 +84,19 @@ class Flight:
             self.task.cancel()
 
     def client_left(self) -> None:
-        """The call ends, unless its provider is to be heard out for the sake of the books."""
-        deployment = self.call.deployment
+        """The call ends, unless its upstream is to be heard out.
+
+        For the sake of the books, or because in MCP's session era leaving cancels nothing.
+        """
+        deployment, tool = self.call.deployment, self.call.tool
         drains = deployment is not None and deployment.provider.on_disconnect == "drain"
-        if drains and not self.waiting:
-            self.outlet.deaf = True
-        else:
+        outlives = tool is not None and tool.outlives
+        if self.waiting or not (drains or outlives):
             self.end(End.CLIENT_GONE)
+            return
+        self.outlet.deaf = True
+        if outlives and self.clock is not None:
+            self.grace = self.clock.after(GRACE, lambda: self.end(End.CLIENT_GONE))
 
     def client_stalled(self) -> None:
         """The client takes nothing of what is being sent: it counts as gone."""

@@ -43,8 +43,8 @@ from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.traces import open_spans
 from gateway.tokens import Counter, Missing, Vocabulary
-from gateway.tools.exchange import Exchanges
-from gateway.tools.plane import Plane
+from gateway.tools.remote import Remote
+from gateway.tools.wiring import Tools
 from gateway.webhooks import Webhooks
 from scheduler import api as scheduler
 
@@ -158,6 +158,7 @@ class Machine:
         sharing: The fleet that this process belongs to; None: it is alone.
         revoked: Ids of principals that are refused, whatever policy says.
         refused, refusals: What was refused before the pipeline, and who writes it down.
+        tools: The tool plane below the layers.
         tasks, resuming: The store of what is durable, and who executes the calls held in it.
     """
 
@@ -204,6 +205,9 @@ class Machine:
         self.hooks = Webhooks(clock)
         self.tasks = scheduler.open(settings.state_dir)
         self.resuming = self._resuming(rng)
+        self.tools = Tools(
+            Remote(self.transport, clock), clock, key=derive(secret, "mcp-session"), rng=rng
+        )
         self.parts = self._wire(rng, Tickets(derive(secret, "place")))
         self.resuming.serve_by(held_pipeline(self.parts))
         watch.on_swap.append(self._swapped)
@@ -245,7 +249,7 @@ class Machine:
         self.log.warning("admission_mode", mode=mode)
 
     def _wire(self, rng: Rng, tickets: Tickets) -> Parts:
-        clock, metrics = self.clock, self.metrics
+        clock, metrics, tools = self.clock, self.metrics, self.tools
         estimating = Estimating(
             self.counter, Learned(), decode=decoded, on_estimated=metrics.input_estimated
         )
@@ -265,7 +269,6 @@ class Machine:
             on_status=metrics.answered,
             on_head=Steering(self.store, clock, admission.producing).head,
         )
-        exchanges = Exchanges(self.transport, clock)
         return Parts(
             clock=clock,
             rng=rng,
@@ -293,9 +296,9 @@ class Machine:
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
             loops=self.loops,
             holding=Holding(self.resuming.keep, clock, self._broken),
-            target=Target(exchanges.listed),
-            invoke=Invoke(exchanges, clock, on_status=metrics.answered),
-            plane=Plane(exchanges),
+            target=Target(tools.members, tools.sessions),
+            invoke=Invoke(tools.exchanges, clock, on_status=metrics.answered),
+            plane=tools.plane,
         )
 
     def reset_loops(self, session: str) -> int:
@@ -342,6 +345,7 @@ class Machine:
     async def __aexit__(self, *_: object) -> None:
         """Nothing is left: waiters shed, connections closed, threads ended."""
         await self.store.close()
+        await self.tools.close()
         await self.transport.close()
         await self.sources.close()
         await self.hooks.close()
@@ -391,6 +395,7 @@ class Machine:
         for pool in pools_of(new):
             self.store.follow(pool)
         if self.spawn is not None:
+            self.spawn(self.tools.lines.keep(new.servers))
             # Pools of upstreams that are gone close when the last call pinned to them ends.
             self.spawn(self.transport.keep(upstreams_of(new)))
         self.metrics.policy(new.revision)

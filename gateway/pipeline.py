@@ -19,6 +19,7 @@ from gateway.layers.identify import identify, identify_again
 from gateway.layers.mark import mark
 from gateway.layers.observe import Observing
 from gateway.layers.trip import Breakers, Tripping
+from gateway.tools.batches import Batches
 from gateway.wire.mcp import GOVERNED
 
 if TYPE_CHECKING:
@@ -160,11 +161,17 @@ def mcp_pipeline(parts: Parts) -> Service | None:
     tools = tool_pipeline(parts)
     plane = local_pipeline(parts, parts.plane)
 
-    async def serve(call: Call) -> Reply:
+    async def single(call: Call) -> Reply:
         posted: Posted | None = call.rpc
-        if posted is not None and not posted.batch and posted.first.method in GOVERNED:
+        if posted is not None and posted.first.method in GOVERNED:
             return await tools(call)
         return await plane(call)
+
+    batches = local_pipeline(parts, Batches(single, parts.plane.sessions))
+
+    async def serve(call: Call) -> Reply:
+        posted: Posted | None = call.rpc
+        return await (batches if posted is not None and posted.batch else single)(call)
 
     return serve
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from gateway.call import Call, Estimate, Reply, Service, ToolCall, VerdictNote
 from gateway.errors import Forbidden, NoSuchRoute
 from gateway.snapshot import Deployment
-from gateway.tools import access, federation
+from gateway.tools import access
 from gateway.wire import mcp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from gateway.call import Principal
     from gateway.snapshot import Server
+    from gateway.tools.federation import Federation
+    from gateway.tools.sessions import Sessions
     from gateway.wire.mcp import Message
 
 ONE_REQUEST = Estimate(input=0, output=0)
@@ -31,19 +31,21 @@ class Target:
     """The layer.
 
     Args:
-        listed: Names of tools that a server is known to have, for shortened public names.
+        members: Finds servers by public names.
+        sessions: Finds the sessions of clients of the older era.
     """
 
-    __slots__ = ("_listed",)
+    __slots__ = ("_members", "_sessions")
 
-    def __init__(self, listed: Callable[[Server], Iterable[str]]) -> None:
-        self._listed = listed
+    def __init__(self, members: Federation, sessions: Sessions) -> None:
+        self._members = members
+        self._sessions = sessions
 
     def __call__(self, inner: Service) -> Service:
         """The service for calls that know their tool."""
 
         async def serve(call: Call) -> Reply:
-            tool = call.tool = self._aim(call)
+            tool = call.tool = await self._aim(call)
             server = tool.server
             call.deployment = Deployment(
                 id=scope_of(tool),
@@ -57,13 +59,19 @@ class Target:
 
         return serve
 
-    def _aim(self, call: Call) -> ToolCall:
+    async def _aim(self, call: Call) -> ToolCall:
         principal = call.principal
         assert principal is not None  # noqa: S101 - identify ran
         message: Message = call.rpc.first
         mcp.check_subject(message)
         subject = message.subject
-        server, name = self._find(call, principal, message, subject)
+        stateless = message.era is mcp.Era.STATELESS
+        conversation = None if stateless else self._sessions.of(call)
+        mount = call.path[len(MOUNT) :]
+        if mount:
+            server, name = mounted(call, principal, mount), subject
+        else:
+            server, name = await self._members.route(call, principal, message)
         rule = server.rule(name)
         if message.method == "tools/call" and not access.may_call(principal, server, name):
             because = rule.because if rule is not None and rule.deny else ""
@@ -81,23 +89,9 @@ class Target:
             tool=name,
             public=subject,
             rule=rule,
-            stateless=message.era is mcp.Era.STATELESS,
-            session=mcp.header_text(call.headers, mcp.H_SESSION),
+            stateless=stateless,
+            conversation=conversation,
         )
-
-    def _find(
-        self, call: Call, principal: Principal, message: Message, subject: str
-    ) -> tuple[Server, str]:
-        mount = call.path[len(MOUNT) :]
-        if mount:
-            return mounted(call, principal, mount), subject
-        name = federation.split(subject)[0]
-        server = call.snapshot.servers.get(name)
-        if server is None or not access.may_use(principal, server):
-            raise mcp.fault(mcp.INVALID_PARAMS, f"Unknown: {subject[:100]!r}")
-        if message.method == "resources/read":
-            return server, subject
-        return server, federation.original(server.name, subject, self._listed(server))
 
 
 def mounted(call: Call, principal: Principal, name: str) -> Server:

@@ -204,9 +204,13 @@ class Passage:
 
 
 class Stream:
-    """The source of an answer that comes as a stream."""
+    """The source of an answer that comes as a stream.
 
-    __slots__ = ("_clock", "_passage", "_relayed", "_said", "_server")
+    Attributes:
+        on_answer: Called as soon as the answer itself has come.
+    """
+
+    __slots__ = ("_clock", "_passage", "_relayed", "_said", "_server", "on_answer")
 
     def __init__(
         self, server: Server, incoming: Incoming, passage: Passage, *, clock: Clock, total: Micros
@@ -216,6 +220,7 @@ class Stream:
         self._passage = passage
         self._clock = clock
         self._said: AsyncIterator[bytes] | None = None
+        self.on_answer: Callable[[], None] | None = None
         self._relayed = Relayed(
             incoming,
             deque(),
@@ -245,6 +250,8 @@ class Stream:
                         because=f"{self._server.because}.max_result",
                     )
                 said = passage.block(raw)
+                if passage.answered and self.on_answer is not None:
+                    self.on_answer()
                 if said:
                     yield said
                 if passage.answered:

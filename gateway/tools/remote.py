@@ -7,15 +7,20 @@ its credential, the routing headers of its revision, the trace.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
 
 from gateway.clock import Expiry
 from gateway.errors import UpstreamMalformed, UpstreamTimeout
 from gateway.opening import fault_of
 from gateway.units import MICRO
 from gateway.upstream import Outgoing, TransportFault
-from gateway.wire import mcp
+from gateway.wire import headers as wire_headers
+from gateway.wire import mcp, mcp_stream
+from gateway.wire.sse import Blocks
 
 if TYPE_CHECKING:
     from gateway.call import HeaderList
@@ -46,6 +51,14 @@ class Ask:
     headers: HeaderList = field(default_factory=list)
     first_byte: Micros = 0
     sent: bool = False
+
+
+class Sender(Protocol):
+    """How a message reaches a server: over HTTP, or into the pipes of a command."""
+
+    async def send(self, server: Server, ask: Ask) -> Incoming:
+        """The head of the answer; raises UpstreamFault."""
+        ...
 
 
 class Remote:
@@ -95,45 +108,135 @@ class Remote:
             ask.sent = error.sent != "nothing"
             raise fault_of(error, f"The tool server {server.name}") from error
 
-    async def body(self, server: Server, incoming: Incoming, *, limit: Micros) -> bytes:
-        """The whole body of an answer, within the server's bound and a time; it is closed after.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A response that was read whole.
+
+    Attributes:
+        status, headers: Of the HTTP answer.
+        parsed, raw: The JSON-RPC response.
+    """
+
+    status: int
+    headers: HeaderList
+    parsed: Mapping[str, Any]
+    raw: bytes
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """Its result; None where it is an error."""
+        result = self.parsed.get("result")
+        return result if isinstance(result, Mapping) else None
+
+    @property
+    def code(self) -> int:
+        """Its error's code; 0 where it is a result."""
+        error = self.parsed.get("error")
+        code = error.get("code") if isinstance(error, Mapping) else 0
+        return code if isinstance(code, int) else mcp.INTERNAL_ERROR
+
+    def header(self, name: bytes) -> str:
+        """The first value of a header; "" if absent."""
+        return mcp.header_text(self.headers, name)
+
+
+class Answering:
+    """Asks a server something of ours, and reads the answer whole."""
+
+    __slots__ = ("_clock", "_sender")
+
+    def __init__(self, sender: Sender, clock: Clock) -> None:
+        self._sender = sender
+        self._clock = clock
+
+    async def ask(self, server: Server, ask: Ask, *, limit: Micros) -> Answered:
+        """The response to this request of ours, whatever it says.
 
         Raises:
-            UpstreamFault: It broke, was too large or too slow.
+            UpstreamFault: There was none within the limit.
         """
+        try:
+            with Expiry(self._clock, limit):
+                incoming = await self._sender.send(server, ask)
+                try:
+                    raw = await self._response(server, incoming)
+                finally:
+                    if not incoming.whole:
+                        incoming.abort("read")
+                    await incoming.close(reuse=incoming.whole)
+        except TimeoutError as error:
+            text = f"The tool server {server.name} did not answer within {limit / MICRO:g} s."
+            raise UpstreamTimeout(text) from error
+        except TransportFault as error:
+            raise fault_of(error, f"The tool server {server.name}") from error
+        try:
+            parsed = orjson.loads(raw) if raw else {}
+        except orjson.JSONDecodeError:
+            parsed = {}
+        if not isinstance(parsed, dict):
+            parsed = {}
+        return Answered(status=incoming.status, headers=incoming.headers, parsed=parsed, raw=raw)
+
+    async def _response(self, server: Server, incoming: Incoming) -> bytes:
+        """The body, or the first event that is a response."""
+        if incoming.status == 200 and wire_headers.is_event_stream(incoming.headers):
+            blocks = Blocks(server.max_result)
+            async for chunk in incoming.chunks():
+                for raw in blocks.feed(chunk):
+                    data = mcp_stream.block(raw).data
+                    if data and (b'"result"' in data or b'"error"' in data):
+                        return data
+            return b""
         parts: list[bytes] = []
         size = 0
-        whole = False
-        try:
-            if incoming.whole:
+        async for chunk in incoming.chunks():
+            size += len(chunk)
+            if size > server.max_result:
+                return b""
+            parts.append(chunk)
+        return b"".join(parts)
+
+
+async def read_body(server: Server, incoming: Incoming, *, clock: Clock, limit: Micros) -> bytes:
+    """The whole body of an answer, within the server's bound and a time; it is closed after.
+
+    Raises:
+        UpstreamFault: It broke, was too large or too slow.
+    """
+    parts: list[bytes] = []
+    size = 0
+    whole = False
+    try:
+        if incoming.whole:
+            async for chunk in incoming.chunks():
+                parts.append(chunk)
+                size += len(chunk)
+        else:
+            with Expiry(clock, limit):
                 async for chunk in incoming.chunks():
                     parts.append(chunk)
                     size += len(chunk)
-            else:
-                with Expiry(self._clock, limit):
-                    async for chunk in incoming.chunks():
-                        parts.append(chunk)
-                        size += len(chunk)
-                        if size > server.max_result:
-                            break
-            whole = size <= server.max_result
-        except TimeoutError as error:
-            text = f"The tool server {server.name} did not finish its answer in time."
-            raise UpstreamTimeout(text, code="idle_timeout") from error
-        except TransportFault as error:
-            raise fault_of(error, f"The tool server {server.name}") from error
-        finally:
-            if not whole:
-                incoming.abort("given_up")
-            await incoming.close(reuse=whole)
+                    if size > server.max_result:
+                        break
+        whole = size <= server.max_result
+    except TimeoutError as error:
+        text = f"The tool server {server.name} did not finish its answer in time."
+        raise UpstreamTimeout(text, code="idle_timeout") from error
+    except TransportFault as error:
+        raise fault_of(error, f"The tool server {server.name}") from error
+    finally:
         if not whole:
-            raise UpstreamMalformed(
-                f"The answer of the tool server {server.name} is larger than the "
-                f"{server.max_result} bytes that policy allows.",
-                because=f"{server.because}.max_result",
-                code="result_too_large",
-            )
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            incoming.abort("given_up")
+        await incoming.close(reuse=whole)
+    if not whole:
+        raise UpstreamMalformed(
+            f"The answer of the tool server {server.name} is larger than the "
+            f"{server.max_result} bytes that policy allows.",
+            because=f"{server.because}.max_result",
+            code="result_too_large",
+        )
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def routing(message_method: str, version: str, subject: str) -> HeaderList:

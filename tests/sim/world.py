@@ -43,8 +43,8 @@ from gateway.snapshot import Snapshot
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.metrics import Metrics
 from gateway.tokens import Counter
-from gateway.tools.exchange import Exchanges
-from gateway.tools.plane import Plane
+from gateway.tools.remote import Remote
+from gateway.tools.wiring import Tools
 from gateway.units import MICRO, Micros
 from gateway.upstream import Transport
 from gateway.wire.codec import CODECS
@@ -154,7 +154,9 @@ class World:
             self.transport, clock, self.credentials, decode=unpacked,
             on_head=Steering(self.store, clock, self.admission.producing).head,
         )  # fmt: skip
-        exchanges = Exchanges(self.transport, clock)
+        tools = Tools(Remote(self.transport, clock), clock, key=b"k" * 32, rng=rng)
+        tools.owned_by(asyncio.get_running_loop().create_task)
+        self.tools = tools
         self.budget = RetryBudget(self.snapshot.backoff, now=clock.now())
         self.parts = Parts(
             clock=clock,
@@ -172,9 +174,9 @@ class World:
             ),
             models=Models(),
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
-            target=Target(exchanges.listed),
-            invoke=Invoke(exchanges, clock),
-            plane=Plane(exchanges),
+            target=Target(tools.members, tools.sessions),
+            invoke=Invoke(tools.exchanges, clock),
+            plane=tools.plane,
         )  # fmt: skip
         self.service: Service = pipeline(self.parts)
         self._serial = 0
