@@ -236,6 +236,7 @@ class Gateway:
             await self._drain(edge, machine, watch.current)
             data.should_exit = control.should_exit = True
             await asyncio.wait(servers)
+            await machine.tools.close()  # commands end before whoever listens to them
             for task in others:
                 task.cancel()
 

@@ -206,7 +206,14 @@ class Machine:
         self.tasks = scheduler.open(settings.state_dir)
         self.resuming = self._resuming(rng)
         self.tools = Tools(
-            Remote(self.transport, clock), clock, key=derive(secret, "mcp-session"), rng=rng
+            Remote(self.transport, clock),
+            clock,
+            key=derive(secret, "mcp-session"),
+            rng=rng,
+            environment=settings.environment,
+        )
+        self.tools.pipes.on_line = lambda server, text: log.info(
+            "tool_server_stderr", server=server, text=text
         )
         self.parts = self._wire(rng, Tickets(derive(secret, "place")))
         self.resuming.serve_by(held_pipeline(self.parts))
@@ -395,7 +402,7 @@ class Machine:
         for pool in pools_of(new):
             self.store.follow(pool)
         if self.spawn is not None:
-            self.spawn(self.tools.lines.keep(new.servers))
+            self.spawn(self.tools.keep(new.servers))
             # Pools of upstreams that are gone close when the last call pinned to them ends.
             self.spawn(self.transport.keep(upstreams_of(new)))
         self.metrics.policy(new.revision)

