@@ -17,6 +17,7 @@ from gateway.admission.ramp import RampRules
 from gateway.resilience.backoff import BackoffRules
 from gateway.resilience.breaker import BreakerRules
 from gateway.resilience.loops import LoopRules
+from gateway.toolrules import ApprovalRules, EffectRules, Screen, ToolRule
 from gateway.units import MICRO, Micros, MicroUsd, Mode, RuleId, Tokens
 
 if TYPE_CHECKING:
@@ -300,15 +301,6 @@ class AgentRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolRule:
-    """What holds for the tools of one server that fit a pattern (fnmatch on the server's name)."""
-
-    pattern: str
-    deny: bool = False
-    because: RuleId = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
     """Bounds of a stdio server's processes; `cpu` 0 is none."""
 
@@ -518,6 +510,9 @@ class Snapshot:
     logs: LogRules = LogRules()
     holds: HoldRules = HoldRules()
     fleet: FleetRules = FleetRules()
+    approvals: ApprovalRules = ApprovalRules()
+    effects: EffectRules = EffectRules()
+    screen: Screen = Screen()
     tokenizer: str = "preferred"
     ramps: Mapping[str, RampRules] = field(default_factory=dict)
     places: Mapping[RuleId, Place] = field(default_factory=dict)

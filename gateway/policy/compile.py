@@ -23,7 +23,7 @@ from gateway.admission.profiles import (
     Shape,
     pool_spec,
 )
-from gateway.policy import globs
+from gateway.policy import globs, tool_rules
 from gateway.policy.kinds import KINDS
 from gateway.policy.lookups import (
     DEFAULT_TENANT,
@@ -108,6 +108,9 @@ class _Compiler:
                 when_away=rules.fleet.when_away,
                 prefix=rules.fleet.prefix,
             ),
+            approvals=tool_rules.approval_rules(rules.approvals),
+            effects=tool_rules.effect_rules(rules.effects),
+            screen=tool_rules.screen(rules.screen, weaken=self._mode),
             tokenizer=rules.tokenizer,
             ramps=ramps_of(rules, self._mode),
             places=self._policy.places,
@@ -517,6 +520,7 @@ class _Compiler:
             max_tokens=said.max_tokens or 0,
             max_money=said.max_money or 0,
             polling_tools=said.polling_tools,
+            window=said.window,
             mode=self._mode(said.mode),
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.policy.demand import Demand
 from gateway.policy.servers import ToolServers
 from gateway.policy.supply import Supply
+from gateway.policy.tool_rules import ToolRules
 
 SHORTEST_SIGNING_KEY = 24
 """Characters: 24 bytes are the least of the Standard Webhooks specification."""
@@ -36,6 +37,7 @@ def crosscheck(rules: file.PolicyFile, report: Report, *, literals: Collection[P
     Supply(rules, report).all()
     Demand(rules, report).all()
     ToolServers(rules, report).all()
+    ToolRules(rules, report).all()
     _process(rules, report)
     _plain_secrets(rules, report, literals)
 

@@ -6,11 +6,14 @@ keys and their ids are described, never shown.
 
 from __future__ import annotations
 
+import base64
 import re
 from ipaddress import ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.contracts import conditions
+from gateway.contracts.validators import Pattern
 from gateway.policy import quantity
 from gateway.policy.quantity import Unreadable
 from gateway.snapshot import Secret, parse_stored_key
@@ -257,4 +260,40 @@ def target_url(text: str) -> str:
         raise Unreadable("not an http or https URL with a host", allowed=allowed)
     if "@" in parts.netloc or parts.fragment:
         raise Unreadable("a URL must not hold credentials or a fragment", allowed=allowed)
+    return text
+
+
+def value_path(text: str) -> str:
+    """Where values stand in arguments."""
+    try:
+        conditions.steps(text)
+    except ValueError as error:
+        raise Unreadable(f"{quantity.shown(text)} is no path", allowed=str(error)) from error
+    return text
+
+
+def regex(text: str) -> str:
+    """A regular expression whose time grows with the text alone."""
+    try:
+        Pattern(text)
+    except ValueError as error:
+        raise Unreadable(
+            f"{quantity.shown(text)} is {error}",
+            allowed="no look-around, no back references; (?i) in front ignores case",
+        ) from error
+    return text
+
+
+def public_key(text: str) -> str:
+    """An approver's key; public, so it may be shown."""
+    scheme, _, key = text.partition(":")
+    try:
+        raw = base64.b64decode(key, validate=True)
+    except ValueError:
+        raw = b""
+    if scheme != "ed25519" or len(raw) != 32:
+        raise Unreadable(
+            f"{quantity.shown(text)} is no approver's key",
+            allowed="ed25519: and 44 characters of base64, as `tidegate approvals key` prints it",
+        )
     return text

@@ -11,6 +11,7 @@ of ADR 11.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import (
@@ -96,6 +97,13 @@ SecretText = Annotated[
     ),
 ]
 
+Number = Annotated[
+    Decimal,
+    PlainValidator(quantity.number),
+    WithJsonSchema({"type": ["number", "string"], "examples": [0, 50_000, "0.01"]}),
+]
+ValuePath = Annotated[str, AfterValidator(forms.value_path)]
+Regex = Annotated[str, AfterValidator(forms.regex)]
 Name = Annotated[str, AfterValidator(forms.name)]
 Pattern = Annotated[str, AfterValidator(forms.pattern)]
 Patterns = Annotated[
@@ -532,10 +540,163 @@ class Issuer(Section):
 # --- tool servers ---
 
 
+class Condition(Section):
+    """What the values at a path must be; several facts must hold together."""
+
+    path: ValuePath = Field(description="Where: amount, order.lines[*].price, tags[0].")
+    type: Literal["string", "number", "integer", "boolean", "array", "object"] | None = Field(
+        default=None, description="Kind of value."
+    )
+    min: Number | None = Field(default=None, description="At least; text in digits counts as well.")
+    max: Number | None = Field(default=None, description="At most.")
+    above: Number | None = Field(default=None, description="More than.")
+    below: Number | None = Field(default=None, description="Less than.")
+    min_length: int | None = Field(default=None, ge=0, description="Of texts and arrays.")
+    max_length: int | None = Field(default=None, ge=0, description="Of texts and arrays.")
+    pattern: Regex | None = Field(
+        default=None, description="Regular expression that matches somewhere; (?i) ignores case."
+    )
+    one_of: tuple[str | int | float | bool | None, ...] = Field(
+        default=(), description="Only these values."
+    )
+    none_of: tuple[str | int | float | bool | None, ...] = Field(
+        default=(), description="Never these values."
+    )
+    money: bool = Field(
+        default=False, description="A decimal amount that is not negative, as number or text."
+    )
+    digits: int = Field(default=2, ge=0, le=9, description="Decimal places that money may have.")
+    currency: ValuePath | None = Field(
+        default=None, description="Where its ISO 4217 code stands; it must be there."
+    )
+    at_least: ValuePath | None = Field(
+        default=None, description="Path of a value that this one must not be less than."
+    )
+    at_most: ValuePath | None = Field(
+        default=None, description="Path of a value that this one must not exceed."
+    )
+    equals: ValuePath | None = Field(default=None, description="Path of an equal value.")
+    differs: ValuePath | None = Field(default=None, description="Path of another value.")
+    required: bool = Field(default=False, description="It must be there.")
+
+
+class ToolLimits(OwnLimits):
+    """A limit of ours on tool calls, by the same meters as for models."""
+
+    per: Annotated[
+        tuple[Literal["agent", "tenant", "tool"], ...],
+        BeforeValidator(forms.listed, json_schema_input_type=str | list[str]),
+        AfterValidator(forms.unique),
+    ] = Field(
+        default=(),
+        description="Who has a count of its own: each agent, tenant, tool; default: one for all.",
+    )
+
+
+class Approve(Section):
+    """A human must agree to each such call, by `tidegate approvals`."""
+
+    reason: Annotated[str, Field(max_length=200)] = Field(
+        default="", description="Shown to approvers and to the agent."
+    )
+    expires: PositiveDuration = Field(
+        default=quantity.duration("15m"), description="A question without an answer is denied then."
+    )
+    approvers: Names = Field(default=(), description="Who may decide; default: all approvers.")
+
+
+class ToolCase(Section):
+    """An argument class: what holds besides where the arguments meet all conditions.
+
+    What is missing or of another kind counts as met, so leaving it out is no way around.
+    """
+
+    when: tuple[Condition, ...] = Field(min_length=1, description="All of them.")
+    deny: bool = Field(default=False, description="Such calls are refused.")
+    limits: tuple[ToolLimits, ...] = Field(default=(), description="Limits of such calls.")
+    approve: Approve | None = Field(default=None, description="Such calls need a human's consent.")
+
+
 class ToolRule(Section):
     """What holds for a tool of one server, or for a pattern of its tools."""
 
     deny: bool = Field(default=False, description="Nobody sees or calls it.")
+    effect: Literal["read", "idempotent", "irreversible"] = Field(
+        default="irreversible",
+        description="What running it twice does. read, idempotent: nothing, so failures are "
+        "retried. The server's own hints decide nothing.",
+    )
+    polling: bool = Field(default=False, description="It may be called again and again.")
+    duplicates: PositiveDuration | None = Field(
+        default=None,
+        description="The same call of the same session within this time is answered from the "
+        "record, not run again. Calls with an idempotency key always are.",
+    )
+    contract: Mode = Field(
+        default="enforce", description="The server's schemas and these assertions. " + MODE
+    )
+    unusable_schema: Literal["refuse", "pass"] = Field(
+        default="refuse",
+        description="When a schema of the server is none, refers elsewhere or is too costly.",
+    )
+    arguments: tuple[Condition, ...] = Field(default=(), description="What arguments must be.")
+    results: tuple[Condition, ...] = Field(
+        default=(), description="What structured results must be."
+    )
+    limits: tuple[ToolLimits, ...] = Field(default=(), description="Limits of its calls.")
+    approve: Approve | None = Field(default=None, description="Each call needs consent.")
+    cases: dict[Name, ToolCase] = Field(default={}, description="Argument classes by name.")
+    denial: Literal["error", "result"] | None = Field(
+        default=None,
+        description="How a refusal is said: a JSON-RPC error, or a result with isError that the "
+        "model reads. Default: error, but result for clients of the session era.",
+    )
+
+
+class ScreenRule(Section):
+    """Words of tools and peers that give orders to a model."""
+
+    pattern: Regex = Field(description="Regular expression of linear time; (?i) ignores case.")
+    action: Literal["mark", "refuse"] = Field(
+        default="mark", description="mark: say so beside the result. refuse: withhold it."
+    )
+
+
+class Screen(Section):
+    """What results are looked through for; in a policy folder it may be a file of its own."""
+
+    mode: Mode = Field(default="shadow", description=MODE)
+    rules: dict[Name, ScreenRule] = Field(default={}, description="What to look for, by name.")
+
+
+class Approvals(Section):
+    """Who may consent to calls, and how long a call waits for it."""
+
+    approvers: dict[Name, Annotated[str, AfterValidator(forms.public_key)]] = Field(
+        default={}, description="ed25519:… by name, as `tidegate approvals key` prints them."
+    )
+    wait: Duration = Field(
+        default=quantity.duration("50s"),
+        description="How long a call waits for a decision before it is told to come back.",
+    )
+    keep: PositiveDuration = Field(
+        default=quantity.duration("30d"), description="How long decisions are kept."
+    )
+    max_open: Count = Field(default=100, description="Undecided questions of one agent.")
+    max_kept: Count = Field(default=10_000, description="Questions and decisions in all.")
+
+
+class Effects(Section):
+    """The record of side effects, from which repeated calls are answered."""
+
+    keep: PositiveDuration = Field(
+        default=quantity.duration("7d"), description="How long an idempotency key is known."
+    )
+    max_kept: Count = Field(default=1_000_000, description="Effects in all.")
+    max_bytes: Size = Field(default=quantity.size("1GiB"), description="Bytes of their answers.")
+    max_answer: Size = Field(
+        default=quantity.size("1MiB"), description="Largest answer that is kept."
+    )
 
 
 class ChildLimits(Section):
@@ -715,6 +876,10 @@ class Loops(Section):
         default=None, description="Dollars of a conversation before the user speaks again."
     )
     polling_tools: tuple[Pattern, ...] = Field(default=(), description="Tools that may repeat.")
+    window: PositiveDuration = Field(
+        default=quantity.duration("2m"),
+        description="Tool plane: same calls of one agent count together within this time.",
+    )
     mode: Mode = Field(default="shadow", description=MODE)
 
 
@@ -827,6 +992,11 @@ class PolicyFile(Section):
     loops: Loops = Field(default=Loops(), description="When an agent repeats itself.")
     holds: Holds = Field(default=Holds(), description="Calls kept while a breaker is open.")
     fleet: Fleet = Field(default=Fleet(), description="Gateways that share one store.")
+    approvals: Approvals = Field(default=Approvals(), description="Who may consent to tool calls.")
+    effects: Effects = Field(default=Effects(), description="The record of side effects.")
+    screen: Screen = Field(
+        default=Screen(), description="What tool results are looked through for."
+    )
     logging: Logging = Field(default=Logging(), description="What is logged.")
     tokenizer: Literal["preferred", "required"] = Field(
         default="preferred", description="required: refuse to start without the exact vocabulary."

@@ -48,6 +48,7 @@ _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)", re.ASCII)
 _SIZE_FORM = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(B|kB|KB|MB|GB|KiB|MiB|GiB)", re.ASCII)
 _COUNT_FORM = re.compile(r"([0-9][0-9_]{0,14}(?:\.[0-9]{1,9})?)([kKMG]?)", re.ASCII)
 _PERCENT_FORM = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) ?%", re.ASCII)
+_NUMBER_FORM = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[+-]?[0-9]{1,2})?", re.ASCII)
 _MONEY_FORM = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) USD", re.ASCII)
 _OFFSET_FORM = re.compile(r"([+-])([01][0-9]):([0-5][0-9])", re.ASCII)
 
@@ -57,6 +58,7 @@ COUNT_ALLOWED = "a whole number above 0: 500, 30_000, 150k, 2M"
 PERCENT_ALLOWED = "a percentage: 85%, 1.5%"
 MONEY_ALLOWED = "an amount in dollars: 50 USD, 0.25 USD"
 PRICE_ALLOWED = "US dollars per million tokens as a number: 2.50"
+NUMBER_ALLOWED = "a number, or one in quotes: 0, 50000, '0.01'"
 TIME_ALLOWED = "a date or an RFC 3339 time: 2027-01-31, 2027-01-31T12:00:00+00:00"
 OFFSET_ALLOWED = "an offset from UTC: +00:00, -08:00"
 
@@ -177,6 +179,16 @@ def money(value: object) -> MicroUsd:
     if amount > MAX_MONEY:
         raise Unreadable(f"{shown(text)} is too large", allowed=f"at most {MAX_MONEY // MICRO} USD")
     return amount
+
+
+def number(value: object) -> Decimal:
+    """A plain number; text keeps its digits exactly."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise Unreadable(f"{shown(value)} is no number", allowed=NUMBER_ALLOWED)
+    text = value if isinstance(value, str) else repr(value)
+    if not _NUMBER_FORM.fullmatch(text):
+        raise Unreadable(f"{shown(value)} is no number", allowed=NUMBER_ALLOWED)
+    return Decimal(text)
 
 
 def price(value: object) -> MicroUsd:

@@ -10,6 +10,7 @@ from gateway import snapshot as made
 from gateway.admission.profiles import Accounting, Profile, Shape, pool_spec
 from gateway.policy import globs
 from gateway.policy.lookups import Check, given
+from gateway.policy.tool_rules import RuleCompiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,12 +103,19 @@ def compile_servers(
         revision: Of the snapshot.
     """
     return {
-        name: _server(name, said, _pools(name, said, mode=mode, revision=revision))
+        name: _server(
+            name,
+            said,
+            _pools(name, said, mode=mode, revision=revision),
+            RuleCompiler(name, weaken=mode, revision=revision),
+        )
         for name, said in rules.servers.items()
     }
 
 
-def _server(name: str, said: file.Server, pools: tuple[PoolSpec, ...]) -> made.Server:
+def _server(
+    name: str, said: file.Server, pools: tuple[PoolSpec, ...], compiler: RuleCompiler
+) -> made.Server:
     base, target = _split(said.url or "")
     times = said.timeouts
     exact = {pattern: rule for pattern, rule in said.tools.items() if not globs.is_pattern(pattern)}
@@ -148,10 +156,7 @@ def _server(name: str, said: file.Server, pools: tuple[PoolSpec, ...]) -> made.S
         tenants=said.tenants,
         pools=pools,
         wait=said.limits.max_wait if said.limits else None,
-        tools=tuple(
-            made.ToolRule(pattern=pattern, deny=rule.deny, because=f"{because}.tools.{pattern}")
-            for pattern, rule in ordered.items()
-        ),
+        tools=tuple(compiler.rule(pattern, rule) for pattern, rule in ordered.items()),
         because=because,
     )
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from gateway.units import MICRO, MINUTE, Micros, MicroUsd, Mode, RuleId, Tokens
 
@@ -60,6 +60,7 @@ class LoopRules:
         tokens_per_minute: Tokens read and written, by a bucket one minute deep.
         max_tokens, max_money: What a task may use before the user speaks again.
         polling_tools: fnmatch patterns of tools that may repeat.
+        window: On the tool plane, calls count together within this time (`repeats.py`).
     """
 
     same_call: int = 4
@@ -72,6 +73,7 @@ class LoopRules:
     max_tokens: Tokens = 0
     max_money: MicroUsd = 0
     polling_tools: tuple[str, ...] = ()
+    window: Micros = 2 * MINUTE
     mode: Mode = Mode.SHADOW
     because: RuleId = "loops"
 
@@ -459,7 +461,19 @@ class Spending:
 
 # --- the bounded memory ---------------------------------------------------------------------------
 
-Kept = TypeVar("Kept", Stretch, Spending)
+
+class Remembered(Protocol):
+    """What a `Memory` keeps."""
+
+    session: int
+    touched: Micros
+
+    def clear(self) -> None:
+        """Nothing was seen so far."""
+        ...
+
+
+Kept = TypeVar("Kept", bound=Remembered)
 
 
 class Memory(Generic[Kept]):

@@ -398,7 +398,7 @@ def test_every_section_of_the_file_is_compiled_or_named_here():
     assert set(PolicyFile.model_fields) == {
         "version", "mode", "listeners", "edge", "providers", "pools", "models", "prices", "tiers",
         "fairness", "tenants", "agents", "issuers", "retry", "breakers", "loops", "holds",
-        "logging", "tokenizer", "servers", "fleet",
+        "logging", "tokenizer", "servers", "fleet", "approvals", "effects", "screen",
     }  # fmt: skip
 
 

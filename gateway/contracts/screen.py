@@ -1,0 +1,82 @@
+"""Texts of tools and peers, looked through for words that give orders to a model.
+
+What a tool returns is read by a model as if somebody had said it, so whoever can write into a page,
+a ticket or a file name can speak to the agent. No list of phrases finds all of it: the screen finds
+what is known, marks it, and by policy refuses it. It reads the texts of a result as the model will
+see them, not its JSON.
+Source: OWASP LLM01 (prompt injection).
+Weakness: phrases; a paraphrase passes. Results are marked untrusted whatever the screen says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from gateway.units import Mode, RuleId
+
+if TYPE_CHECKING:
+    from gateway.contracts.validators import Pattern
+
+MOST_TEXT = 1 << 20
+"""Characters looked at in one result; of a longer one its beginning and its end."""
+MOST_PIECES = 10_000
+
+
+class Action(StrEnum):
+    """What a hit does in enforce mode."""
+
+    MARK = "mark"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenRule:
+    """One thing to look for."""
+
+    name: str
+    pattern: Pattern
+    action: Action = Action.MARK
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """All of them, and whether they act."""
+
+    rules: tuple[ScreenRule, ...] = ()
+    mode: Mode = Mode.SHADOW
+
+    def hits(self, value: object) -> tuple[ScreenRule, ...]:
+        """The rules that match some text of the value."""
+        if self.mode is Mode.OFF or not self.rules:
+            return ()
+        text = joined(value)
+        return tuple(rule for rule in self.rules if rule.pattern.found(text))
+
+
+def joined(value: object) -> str:
+    """Every text of the value, a line each."""
+    text = "\n".join(texts(value))
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[: MOST_TEXT // 2]}\n{text[-(MOST_TEXT // 2) :]}"
+
+
+def texts(value: object) -> Iterator[str]:
+    """Texts anywhere in a value, in their order; pictures and sounds (base64) are none."""
+    left: list[Any] = [value]
+    for _ in range(MOST_PIECES):
+        if not left:
+            return
+        one = left.pop()
+        if isinstance(one, str):
+            yield one.encode("utf-8", "replace").decode()
+        elif isinstance(one, Mapping):
+            left += [
+                item for key, item in reversed(list(one.items())) if key not in ("data", "blob")
+            ]
+        elif isinstance(one, list):
+            left += reversed(one)
