@@ -17,8 +17,12 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.desk import Unfit
+
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+    from gateway.desk import Desk
 
 T = TypeVar("T")
 Given: TypeAlias = T | Awaitable[T]
@@ -26,6 +30,7 @@ Given: TypeAlias = T | Awaitable[T]
 JSON = "application/json"
 PROBLEM = "application/problem+json"
 MOST_ID = 300
+MOST_POSTED = 16 * 1024
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,6 +46,7 @@ class AdminView:
         reload: Load the policy anew; "" on success, else the errors.
         reset_loops: The conversations of a session ("" means all) begin anew; how many.
         revoke: That principal is refused from now on.
+        desk: Approvals, and effects in doubt.
     """
 
     status: Callable[[], Given[dict[str, Any]]]
@@ -50,6 +56,7 @@ class AdminView:
     reload: Callable[[], Awaitable[str]]
     reset_loops: Callable[[str], Given[int]]
     revoke: Callable[[str], Given[None]]
+    desk: Desk
 
 
 async def given(value: Given[T]) -> T:
@@ -84,6 +91,11 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
             "/reload (POST)",
             "/loops/reset?session=NAME or ?all=1 (POST)",
             "/revoke?principal=ID (POST)",
+            "/approvals?state=pending&after=SEQ",
+            "/approvals/{id}",
+            "/approvals/{id}/decision (POST)",
+            "/effects",
+            "/effects/{key}/resolve (POST)",
         ]
         return answer({"tidegate": "admin", "paths": paths})
 
@@ -147,6 +159,58 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
             Route("/reload", reload, methods=["POST"]),
             Route("/loops/reset", reset_loops, methods=["POST"]),
             Route("/revoke", revoke, methods=["POST"]),
+            *desk_routes(view.desk),
         ],
         exception_handlers={404: missing},
     )
+
+
+def desk_routes(desk: Desk) -> list[Route]:
+    """What operators do about tool calls. Posts are JSON and say so: no web page can send them."""
+
+    def route(path: str, method: str, act: Callable[[Request], Awaitable[Any]]) -> Route:
+        async def serve(request: Request) -> Response:
+            try:
+                return answer(await act(request))
+            except Unfit as error:
+                return problem(error.status, error.title, error.detail)
+
+        return Route(path, serve, methods=[method])
+
+    async def approvals(request: Request) -> Any:  # noqa: ANN401 - JSON
+        after = request.query_params.get("after", "0")
+        if not after.isdecimal() or len(after) > 18:
+            raise Unfit(400, "malformed cursor", "after is the seq of the last approval seen")
+        return await desk.approvals(request.query_params.get("state", ""), int(after))
+
+    async def decision(request: Request) -> Any:  # noqa: ANN401 - JSON
+        return await desk.decide(request.path_params["id"], await posted(request))
+
+    async def resolve(request: Request) -> Any:  # noqa: ANN401 - JSON
+        return await desk.resolve(request.path_params["key"], await posted(request))
+
+    return [
+        route("/approvals", "GET", approvals),
+        route("/approvals/{id}", "GET", lambda request: desk.approval(request.path_params["id"])),
+        route("/approvals/{id}/decision", "POST", decision),
+        route("/effects", "GET", lambda _request: desk.doubts()),
+        route("/effects/{key}/resolve", "POST", resolve),
+    ]
+
+
+async def posted(request: Request) -> dict[str, Any]:
+    """The JSON object of a post, within its bound."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != JSON:
+        raise Unfit(415, "not JSON", "Send application/json.")
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MOST_POSTED:
+            raise Unfit(413, "too large", f"At most {MOST_POSTED} bytes.")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Unfit(400, "not JSON", "The body cannot be read.") from error
+    if not isinstance(value, dict):
+        raise Unfit(400, "not an object", "The body must be a JSON object.")
+    return value

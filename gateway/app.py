@@ -221,7 +221,14 @@ class Gateway:
                 tasks.create_task(data.serve([sockets[0]])),
                 tasks.create_task(control.serve([sockets[1]])),
             ]
-            running = (watch.run(), machine.resuming.run(), machine.tools.run())
+            upkeep = machine.upkeep()
+            await upkeep.turn()  # what a dead process left is in doubt before anybody asks
+            running = (
+                watch.run(),
+                machine.resuming.run(),
+                machine.tools.run(),
+                upkeep.run(),
+            )
             others = [tasks.create_task(one) for one in running]
             if machine.sharing is not None:
                 others.append(tasks.create_task(machine.sharing.run()))
@@ -262,7 +269,8 @@ class Gateway:
             draining = tasks.create_task(edge.drain(limit))
             resuming = tasks.create_task(machine.resuming.drain(limit))
             hurried = tasks.create_task(self._hurry.wait())
-            left: set[asyncio.Task[Any]] = {draining, resuming}
+            effects = tasks.create_task(machine.guards.ledger.drain(limit))
+            left: set[asyncio.Task[Any]] = {draining, resuming, effects}
             while left and not hurried.done():
                 await asyncio.wait({*left, hurried}, return_when=asyncio.FIRST_COMPLETED)
                 left = {one for one in left if not one.done()}
@@ -272,6 +280,8 @@ class Gateway:
                 one.cancel()
         if resuming.cancelled():
             await machine.resuming.drain(0)
+        if effects.cancelled():
+            await machine.guards.ledger.drain(0)
         if draining.cancelled():
             await edge.drain(0)
         else:

@@ -20,6 +20,7 @@ import zstandard
 
 from gateway.clock import Expiry
 from gateway.errors import BodyTooLarge, MalformedCall, UnknownCoding
+from gateway.wire import content
 
 if TYPE_CHECKING:
     import asyncio
@@ -391,3 +392,21 @@ def _clean(root: Any) -> Any:  # noqa: ANN401 - any JSON value
             if isinstance(key, str) and _LONE.search(key):
                 node[_LONE.sub("\ufffd", key)] = node.pop(key)
     return top[0]
+
+
+def canonical(arguments: object) -> str:
+    """Arguments of a tool as JSON with sorted keys; text that is no JSON as it is.
+
+    For fingerprints of loops, not for signatures: `1.0` becomes `1` wherever it ends a member, in
+    a text as well.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return str(arguments)
+    try:
+        text = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError:  # nested deeper than it writes, or integers that it cannot
+        return content.render(arguments)
+    return text.replace(".0,", ",").replace(".0}", "}").replace(".0]", "]")

@@ -13,12 +13,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from gateway.admission.profiles import Accounting, Estimate, Usage
+from gateway.toolcall import ToolCall
 from gateway.units import Micros, RuleId, Tokens, valueclass
 
 if TYPE_CHECKING:
     import asyncio
 
-    from gateway.snapshot import AgentRule, Deployment, Model, Server, Snapshot, Tier, ToolRule
+    from gateway.snapshot import AgentRule, Deployment, Model, Snapshot, Tier
 
 __all__ = [
     "Bytes", "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList",
@@ -174,109 +175,6 @@ class End(StrEnum):
     STALLED = "stalled"
     FAILED = "failed"
     DRAINED = "drained"
-
-
-class Incoming(Protocol):
-    """A JSON-RPC message as its reader knows it; `wire.mcp.Message` is one."""
-
-    @property
-    def raw(self) -> bytes:
-        """Its bytes as sent."""
-        ...
-
-    @property
-    def method(self) -> str:
-        """What it asks for."""
-        ...
-
-    @property
-    def id(self) -> bytes:
-        """The id's own JSON text; b"" where no answer is owed."""
-        ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """Arguments of a tool or prompt."""
-        ...
-
-
-class Conversation(Protocol):
-    """A session of the older era, as layers see it; `tools.sessions.Session` is one."""
-
-    id: str
-
-
-class ToolCall:
-    """What a call asks of a tool server, and what came back.
-
-    Attributes, with their writer:
-        server (target): Whose tool it is.
-        method, tool (target): "tools/call" and the tool's name at its server; for other methods
-            the prompt's name or the resource's URI.
-        public (target): The name by which the caller knows it; `tool` but in a federation.
-        rule (target): The first of policy's rules that fits; None where policy says nothing.
-        message (target): The request: raw bytes, id with its exact text, arguments as decoded.
-        stateless (target): Its sender speaks 2026-07-28; else it holds a session.
-        conversation (target): The sender's `tools.sessions.Session`; None in the stateless era.
-        repeatable (gate): Running it twice does no harm, by policy's word: it may be tried again.
-        outlives (target): Its sender leaving is no cancellation: the work runs on for a while.
-        gates (gate): Asked, in order, with each result (the `result` member, decoded) before the
-            caller sees it. Returns None to let it pass, or JSON text to stand in its place; raises
-            `GatewayError` to refuse it.
-        result (invoke): The result as decoded, before the gates; None where there is none.
-        result_bytes (invoke): Bytes of the response.
-    """
-
-    __slots__ = (
-        "_canonical", "conversation", "gates", "message", "method", "outlives", "public",
-        "repeatable", "result", "result_bytes", "rule", "server", "stateless", "tool",
-    )  # fmt: skip
-
-    def __init__(  # noqa: PLR0913 - each fact of the request once
-        self,
-        *,
-        server: Server,
-        message: Incoming,
-        tool: str,
-        public: str,
-        rule: ToolRule | None = None,
-        stateless: bool = True,
-        conversation: Conversation | None = None,
-    ) -> None:
-        self.server = server
-        self.message = message
-        self.method = message.method
-        self.tool = tool
-        self.public = public
-        self.rule = rule
-        self.stateless = stateless
-        self.conversation = conversation
-        self.repeatable = False
-        self.outlives = not stateless
-        self.gates: list[Callable[[Mapping[str, Any]], bytes | None]] = []
-        self.result: Mapping[str, Any] | None = None
-        self.result_bytes = 0
-        self._canonical: bytes | None = None
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments as decoded; empty where there are none."""
-        return self.message.arguments
-
-    @property
-    def session(self) -> str:
-        """Id of the sender's session; "" in the stateless era."""
-        return self.conversation.id if self.conversation is not None else ""
-
-    def canonical(self, encode: Callable[[Mapping[str, Any]], bytes]) -> bytes:
-        """The arguments in the one form that all spellings of them share; made once.
-
-        Args:
-            encode: Sorts keys at every depth and writes no white space.
-        """
-        if self._canonical is None:
-            self._canonical = encode(self.arguments)
-        return self._canonical
 
 
 class Call:

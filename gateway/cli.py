@@ -6,6 +6,8 @@ emulate        the provider emulator alone
 check, schema  policy files: every error at once; the JSON schema for editors
 status         what the gateway does now, refreshing
 explain        every verdict about one call, with rule, file and line
+approvals      questions of agents to humans: list, show, grant, deny; an approver's key
+effects        tool calls whose outcome is unknown: list, resolve
 key            a new agent key and the line for the policy file
 doctor         what this installation can and cannot do here
 agent, guest   sandboxed agents on this machine: run, resume, register, logs; interpreters
@@ -34,7 +36,6 @@ LATER = {
     "simulate": "the fleet issue",
     "task": "the execution tier",
     "dlq": "the execution tier",
-    "approvals": "the tool plane",
     "schedules": "the execution tier",
     "store": "the execution tier",
 }
@@ -160,9 +161,54 @@ def parser() -> argparse.ArgumentParser:
     key.add_argument("id", nargs="?", default="", help="letters and digits; default: random")
     key.set_defaults(run=run_key)
 
+    approvals_parser(commands)
+    effects_parser(commands)
+
     doctor = commands.add_parser("doctor", help="what works here, what does not, and why")
     doctor.set_defaults(run=run_doctor)
     return top
+
+
+def approvals_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`tidegate approvals …`."""
+    group = commands.add_parser("approvals", help="calls that need a human's consent")
+    deeds = group.add_subparsers(dest="deed", required=True, metavar="DEED")
+
+    listed = deeds.add_parser("list", help="questions, oldest first")
+    listed.add_argument("--state", default="pending",
+                        help="pending, granted, used, denied, expired, void, or all")  # fmt: skip
+    show = deeds.add_parser("show", help="one question with its arguments")
+    grant = deeds.add_parser("grant", help="sign that the call may go")
+    deny = deeds.add_parser("deny", help="sign that it may not")
+    for deed in (show, grant, deny):
+        deed.add_argument("id")
+    for deed in (listed, show):
+        deed.add_argument("--json", action="store_true", help="print JSON")
+    for deed in (listed, show, grant, deny):
+        deed.add_argument("--admin", default="", help=ADMIN_HELP)
+    for deed in (grant, deny):
+        deed.add_argument("--note", default="", help="for the agent and the record")
+        deed.add_argument("--yes", action="store_true", help="do not ask")
+    key = deeds.add_parser("key", help="make an approver's key and the line for policy")
+    key.add_argument("name", nargs="?", default="me", help="the approver's name in policy")
+    for deed in (grant, deny, key):
+        deed.add_argument("--key", type=Path, help="key file (default: ~/.config/tidegate/…)")
+    group.set_defaults(run=run_approvals)
+
+
+def effects_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`tidegate effects …`."""
+    group = commands.add_parser("effects", help="tool calls whose outcome is unknown")
+    deeds = group.add_subparsers(dest="deed", required=True, metavar="DEED")
+    listed = deeds.add_parser("list", help="effects in doubt, oldest first")
+    listed.add_argument("--json", action="store_true", help="print JSON")
+    resolve = deeds.add_parser("resolve", help="say what became of one")
+    resolve.add_argument("key")
+    resolve.add_argument("outcome", choices=["done", "not_done"])
+    resolve.add_argument("--by", required=True, help="who knows, and from where")
+    for deed in (listed, resolve):
+        deed.add_argument("--admin", default="", help=ADMIN_HELP)
+    group.set_defaults(run=run_effects)
 
 
 def version() -> str:
@@ -251,6 +297,45 @@ def run_explain(options: argparse.Namespace) -> None:
     from gateway.terminal import explain
 
     sys.exit(explain(options.admin or admin_address(), options.call_id, as_json=options.json))
+
+
+def run_approvals(options: argparse.Namespace) -> None:
+    """List, show, decide, or make a key."""
+    from gateway import approvers
+
+    path = None
+    if options.deed in ("grant", "deny", "key"):
+        path = approvers.key_path(options.key, read_settings().environment)
+    if options.deed == "key":
+        try:
+            public = approvers.make_key(path or Path())
+        except approvers.KeyProblem as error:
+            fail(str(error))
+            raise
+        print(f"private key: {path} (keep it; mode 0600)\n")
+        print(f'policy (approvals.approvers):\n  {options.name}: "{public}"')
+        return
+    admin = (options.admin or admin_address()).rstrip("/")
+    if options.deed == "list":
+        state = "" if options.state == "all" else options.state
+        sys.exit(approvers.listed(admin, state=state, as_json=options.json))
+    if options.deed == "show":
+        sys.exit(approvers.show(admin, options.id, as_json=options.json))
+    sys.exit(
+        approvers.decide(
+            admin, options.id, options.deed, key=path or Path(), note=options.note, sure=options.yes
+        )
+    )
+
+
+def run_effects(options: argparse.Namespace) -> None:
+    """List effects in doubt, or resolve one."""
+    from gateway import approvers
+
+    admin = (options.admin or admin_address()).rstrip("/")
+    if options.deed == "list":
+        sys.exit(approvers.doubts(admin, as_json=options.json))
+    sys.exit(approvers.resolve(admin, options.key, outcome=options.outcome, by=options.by))
 
 
 def run_key(options: argparse.Namespace) -> None:

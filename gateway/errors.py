@@ -4,6 +4,7 @@
     ├─ CallerFault    MalformedCall 400, Unauthenticated 401, Forbidden 403, NoSuchRoute 404,
     │                 MethodNotAllowed 405, BodyTooLarge 413, UnknownCoding 415, UpgradeRefused 426,
     │                 NeverFits 400, ContractBreach 400, KeyConflict 409, LoopDetected 429,
+    │                 ApprovalPending 403 (a Forbidden), EffectUnderWay 409 (a KeyConflict),
     │                 ProtocolFault (MCP's own codes)
     ├─ Saturated      QueueFull 429, DeadlinePassed 429, BudgetSpent 429
     ├─ UpstreamFault  UpstreamTimeout 504, UpstreamUnreachable 502, UpstreamMalformed 502,
@@ -36,6 +37,7 @@ class GatewayError(Exception):
         place: A signed place-in-line ticket to send along, or None.
         param: The request field at fault ("messages[2].content"), or None.
         code: Machine word of the refusal; class default unless given.
+        details: Further facts for programs, without secrets: limit, scope, approval.
         quotes: Whether the message may repeat what the caller's body holds: it is for the caller
             alone then, never for the log.
     """
@@ -44,7 +46,7 @@ class GatewayError(Exception):
     quotes: ClassVar[bool] = False
     default_code: ClassVar[str] = "internal_error"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a refusal may say, each once
         self,
         message: str,
         *,
@@ -53,9 +55,11 @@ class GatewayError(Exception):
         place: str | None = None,
         param: str | None = None,
         code: str | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.details = details or {}
         self.because = because
         self.retry_after = retry_after
         self.place = place
@@ -86,6 +90,12 @@ class Forbidden(CallerFault):
 
     status = 403
     default_code = "not_allowed"
+
+
+class ApprovalPending(Forbidden):
+    """A human must agree and has not yet: the same call again waits on."""
+
+    default_code = "approval_pending"
 
 
 class NoSuchRoute(CallerFault):
@@ -145,6 +155,12 @@ class KeyConflict(CallerFault):
 
     status = 409
     default_code = "determinism_violation"
+
+
+class EffectUnderWay(KeyConflict):
+    """The same call runs elsewhere and its outcome is not known yet."""
+
+    default_code = "effect_under_way"
 
 
 class LoopDetected(CallerFault):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__, bodies
@@ -15,6 +16,7 @@ from gateway.admission.estimate import Learned
 from gateway.admission.local import LocalStore
 from gateway.admission.places import Tickets
 from gateway.admission.remote import FailMode
+from gateway.desk import Desk
 from gateway.holds.push import Pushing
 from gateway.holds.resume import Resuming
 from gateway.http1.transport import Http1Transport
@@ -23,6 +25,7 @@ from gateway.layers.admit import Admission
 from gateway.layers.count import CountTokens
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.estimate import Estimating
+from gateway.layers.gate import Gate
 from gateway.layers.guard_loops import LoopGuard
 from gateway.layers.hold import Holding
 from gateway.layers.identify import Recognizer
@@ -43,6 +46,7 @@ from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.traces import open_spans
 from gateway.tokens import Counter, Missing, Vocabulary
+from gateway.tools.guards import Guards, Upkeep, guards
 from gateway.tools.remote import Remote
 from gateway.tools.wiring import Tools
 from gateway.webhooks import Webhooks
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from gateway.telemetry.metrics import Metrics
     from gateway.units import Rng
     from gateway.upstream import PooledTransport
+    from scheduler.api import Approval
 
     Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
@@ -216,6 +221,9 @@ class Machine:
             "tool_server_stderr", server=server, text=text
         )
         self.parts = self._wire(rng, Tickets(derive(secret, "place")))
+        self.desk = Desk(
+            self.tasks, self.guards.consent, snapshot=lambda: watch.current, clock=clock
+        )
         self.resuming.serve_by(held_pipeline(self.parts))
         watch.on_swap.append(self._swapped)
         watch.on_refused.append(self._refused)
@@ -276,6 +284,7 @@ class Machine:
             on_status=metrics.answered,
             on_head=Steering(self.store, clock, admission.producing).head,
         )
+        self.guards = self._guards()
         return Parts(
             clock=clock,
             rng=rng,
@@ -304,6 +313,7 @@ class Machine:
             loops=self.loops,
             holding=Holding(self.resuming.keep, clock, self._broken),
             target=Target(tools.members, tools.sessions),
+            gate=Gate(self.guards),
             invoke=Invoke(tools.exchanges, clock, on_status=metrics.answered),
             plane=tools.plane,
         )
@@ -327,6 +337,56 @@ class Machine:
             return False
         breaker = self.breakers.of(call.deployment.id, call.snapshot.breaker)
         return breaker.state is not State.CLOSED
+
+    def _guards(self) -> Guards:
+        metrics, log = self.metrics, self.log
+        made = guards(
+            self.tools.exchanges,
+            effects=self.tasks.effects,
+            approvals=self.tasks.approvals,
+            clock=self.clock,
+            spawn=self._spawned,
+            token=secrets.token_bytes,
+        )
+        made.contracts.on_verdict = metrics.gated
+        made.repeats.on_loop = metrics.loop
+        made.ledger.on_effect = partial(metrics.gated, "effect")
+        made.ledger.on_fault = lambda text: log.error("effect_record", problem=text)
+        made.consent.on_ended = partial(metrics.gated, "approval")
+        made.consent.on_asked = self._asked
+        self.loops.on_spoken = made.repeats.spoken
+        return made
+
+    def _spawned(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        assert self.spawn is not None  # noqa: S101 - set before the first call is served
+        return self.spawn(work)
+
+    def _asked(self, approval: Approval) -> None:
+        document = approval.document
+        self.log.warning(
+            "approval_asked", approval=document.id, agent=document.agent, tool=document.tool,
+            rule=document.rule, reason=approval.reason,
+        )  # fmt: skip
+
+    def upkeep(self) -> Upkeep:
+        """Who tidies effects and approvals."""
+        keeping = Upkeep(
+            effects=self.tasks.effects,
+            approvals=self.tasks.approvals,
+            own=self.tasks.own,
+            clock=self.clock,
+            snapshot=lambda: self.watch.current,
+        )
+        keeping.on_doubt = lambda effect: self.log.error(
+            "effect_in_doubt", effect=effect.key, agent=effect.agent, tool=effect.tool,
+            call=effect.call,
+        )  # fmt: skip
+        keeping.on_fault = lambda text: self.log.error("effect_store", problem=text)
+        return keeping
+
+    def reset_loops(self, session: str) -> int:
+        """The operator's word on both planes; how many begin anew."""
+        return self.loops.reset(session) + self.guards.repeats.reset(session)
 
     def _resuming(self, rng: Rng) -> Resuming:
         def snapshot() -> Snapshot:

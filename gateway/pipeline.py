@@ -13,7 +13,7 @@ from gateway.call import Dialect, Service, stack
 from gateway.layers.admit import Admission, admit, admit_caller
 from gateway.layers.downgrade import Downgrading, Stays
 from gateway.layers.estimate import Estimating, estimate
-from gateway.layers.gate import gate
+from gateway.layers.gate import commit
 from gateway.layers.guard_loops import LoopGuard
 from gateway.layers.identify import identify, identify_again
 from gateway.layers.mark import mark
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.clock import Clock
     from gateway.layers.count import CountTokens
     from gateway.layers.dispatch import Dispatch
+    from gateway.layers.gate import Gate
     from gateway.layers.hold import Holding
     from gateway.layers.identify import Recognizer
     from gateway.layers.invoke import Invoke
@@ -62,6 +63,7 @@ class Parts:
     tracing: Tracing | None = None
     holding: Holding | None = None
     target: Target | None = None
+    gate: Gate | None = None
     invoke: Invoke | None = None
     plane: Plane | None = None
 
@@ -139,7 +141,7 @@ def tool_pipeline(parts: Parts) -> Service:
         # which server and tool is meant, and whether this identity may use them
         parts.target,
         # certain refusals, consent and stored replies come before anything scarce is held
-        gate,
+        *([parts.gate] if parts.gate is not None else []),
         # what a caller may use does not depend on how often we try: once per call
         admit_caller(parts.admission),
         # sleeping must hold no permit, so outside admit; repeats only what may be repeated
@@ -150,6 +152,8 @@ def tool_pipeline(parts: Parts) -> Service:
         admit(parts.admission),
         # inside admit: the cost is known before the permit goes
         parts.settling,
+        # nearest to the transport: what must be on disk before an attempt is sent
+        commit,
         service=parts.invoke,
     )
 

@@ -129,6 +129,7 @@ class View:
             reload=self.reload,
             reset_loops=self._machine.reset_loops,
             revoke=self._machine.revoke,
+            desk=self._machine.desk,
         )
 
     def status(self) -> dict[str, Any]:
@@ -150,6 +151,11 @@ class View:
             "breakers": breakers_status(machine.breakers, now),
             "conversations": len(machine.loops),
             "holds": holds_status(machine.resuming, now),
+            "tools": {
+                "effects_under_way": len(machine.guards.ledger),
+                "waiting_for_approval": machine.guards.consent.waiting,
+                "agents_watched": len(machine.guards.repeats),
+            },
             "not_ready": self.ready(),
         }
 

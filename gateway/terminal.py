@@ -26,8 +26,17 @@ class Unanswered(Exception):
 
 def fetch(url: str) -> tuple[int, dict[str, Any]]:
     """Status and JSON of an admin path."""
+    return _asked("GET", url)
+
+
+def send(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of what is posted to an admin path."""
+    return _asked("POST", url, body)
+
+
+def _asked(method: str, url: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
     try:
-        answer = httpx.get(url, timeout=5.0, trust_env=False)
+        answer = httpx.request(method, url, json=body, timeout=5.0, trust_env=False)
     except httpx.HTTPError as error:
         kind = type(error).__name__
         text = f"no answer from {url} ({kind}); is `tidegate serve` running, is --admin right?"

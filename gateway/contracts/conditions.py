@@ -11,16 +11,21 @@ another kind breaks it, a missing one only where it is required.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import islice
+from typing import Any, TypeAlias
 
 MOST_VALUES = 10_000
 """Values at one path that are looked at; more are a breach."""
 LONGEST_NUMBER = 40
 """Characters of a decimal number."""
+BOUNDS = ("min", "max", "above", "below")
+EXACT = 1 << 53
+"""Whole numbers below it are exact as floats."""
 SHOWN = 60
 """Characters of a value that a reason quotes."""
 
@@ -32,6 +37,9 @@ KINDS: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
+
+Check: TypeAlias = "Callable[[Condition, Any, Mapping[str, Any]], str]"
+"""Why a value does not meet a condition; "" if it does."""
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\*|[0-9]{1,6})\]|(\.)")
 _CURRENCY = re.compile(r"[A-Z]{3}")
@@ -85,30 +93,38 @@ def _children(root: object, step: str | int) -> Iterator[tuple[str, Any]]:
             yield f"[{step}]", root[step]
 
 
+def found(root: object, path: tuple[str | int, ...]) -> list[Any]:
+    """The same values in the same order without their paths: most are good, and need no name."""
+    level = [root]
+    for step in path:
+        if step == "*":
+            level = [item for one in level if isinstance(one, list) for item in one]
+        elif isinstance(step, str):
+            level = [one[step] for one in level if isinstance(one, Mapping) and step in one]
+        else:
+            level = [one[step] for one in level if isinstance(one, list) and step < len(one)]
+    return level
+
+
 def _join(step: str, rest: str) -> str:
     return f"{step}.{rest}" if rest and not rest.startswith("[") else step + rest
 
 
-def decimal(value: object) -> Decimal | None:
-    """The number that a value is, or that its text says; None where it is none.
+def decimal(value: object) -> int | Decimal | None:
+    """The number that a value is, or that its text says, exactly; None where it is none.
 
-    Text is read as plain decimal digits: `1e9` and `0x10` are no amounts.
+    Text is read as plain decimal digits: `1e9` and `0x10` are no amounts. A float is the number
+    that its shortest text says.
     """
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
+    if type(value) is int:
+        return value
+    if type(value) is float:
+        if value.is_integer():
+            return int(value)
+        return Decimal(repr(value)) if math.isfinite(value) else None
+    if isinstance(value, str) and len(value) <= LONGEST_NUMBER and _DECIMAL.fullmatch(value):
         return Decimal(value)
-    if isinstance(value, float):
-        text = repr(value)
-    elif isinstance(value, str) and len(value) <= LONGEST_NUMBER and _DECIMAL.fullmatch(value):
-        text = value
-    else:
-        return None
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return None
-    return number if number.is_finite() else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +147,10 @@ class Condition:
     path: str
     at: tuple[str | int, ...]
     kind: str = ""
-    min: Decimal | None = None
-    max: Decimal | None = None
-    above: Decimal | None = None
-    below: Decimal | None = None
+    min: Decimal | int | None = None
+    max: Decimal | int | None = None
+    above: Decimal | int | None = None
+    below: Decimal | int | None = None
     shortest: int | None = None
     longest: int | None = None
     matches: Callable[[str], bool] | None = None
@@ -149,26 +165,48 @@ class Condition:
     equals: tuple[str | int, ...] = ()
     differs: tuple[str | int, ...] = ()
     required: bool = False
+    numeric: bool = field(init=False)
+    """Whether it can be met by numbers alone."""
+    whole: bool = field(init=False, repr=False)
+    """Whether all bounds are whole numbers."""
+    checks: tuple[Check, ...] = field(init=False, repr=False, compare=False)
+    """What is asked of each value: only of what policy says something."""
 
-    @property
-    def numeric(self) -> bool:
-        """Whether it can be met by numbers alone."""
+    def __post_init__(self) -> None:
+        """The checks are chosen."""
         bounds = (self.min, self.max, self.above, self.below)
-        return self.money or any(bound is not None for bound in bounds)
+        numeric = self.money or any(bound is not None for bound in bounds)
+        object.__setattr__(self, "numeric", numeric)
+        whole = all(bound is None or bound == int(bound) < EXACT for bound in bounds)
+        object.__setattr__(self, "whole", whole)
+        for name, bound in zip(BOUNDS, bounds, strict=True):
+            if whole and bound is not None:  # whole numbers compare faster
+                object.__setattr__(self, name, int(bound))
+        chosen: list[tuple[bool, Check]] = [
+            (bool(self.kind), _kind),
+            (numeric, _number),
+            (self.money and bool(self.currency), _currency),
+            (self.shortest is not None or self.longest is not None, _size),
+            (self.matches is not None, _form),
+            (bool(self.one_of or self.none_of), _choice),
+            (bool(self.at_least or self.at_most or self.equals or self.differs), _compared),
+        ]
+        object.__setattr__(self, "checks", tuple(check for said, check in chosen if said))
 
 
 def breach(condition: Condition, root: Mapping[str, Any]) -> tuple[str, str] | None:
     """Path and reason of the first value that breaks the assertion; None if none does."""
-    count = 0
-    for where, value in values(root, condition.at):
-        count += 1
-        if count > MOST_VALUES:
-            return condition.path, f"more than {MOST_VALUES} values stand here"
-        reason = broken(condition, value, root)
-        if reason:
-            return where, reason
-    if not count and condition.required:
-        return condition.path, "it is missing"
+    listed = found(root, condition.at)
+    if not listed:
+        return (condition.path, "it is missing") if condition.required else None
+    if len(listed) > MOST_VALUES:
+        return condition.path, f"more than {MOST_VALUES} values stand here"
+    for index, value in enumerate(listed):
+        for check in condition.checks:
+            reason = check(condition, value, root)
+            if reason:
+                where, _ = next(islice(values(root, condition.at), index, None))
+                return where, reason
     return None
 
 
@@ -178,14 +216,14 @@ def met(case: tuple[Condition, ...], root: Mapping[str, Any]) -> bool:
 
 
 def _met(condition: Condition, root: Mapping[str, Any]) -> bool:
-    count = 0
-    for _, value in values(root, condition.at):
-        count += 1
-        if count > MOST_VALUES or not _judged(condition, value):
-            return True
-        if not broken(condition, value, root):
-            return True
-    return not count
+    listed = found(root, condition.at)
+    if not listed or len(listed) > MOST_VALUES:
+        return True
+    return any(
+        not _judged(condition, value)
+        or not any(check(condition, value, root) for check in condition.checks)
+        for value in listed
+    )
 
 
 def _judged(condition: Condition, value: object) -> bool:
@@ -197,22 +235,7 @@ def _judged(condition: Condition, value: object) -> bool:
     return True
 
 
-def broken(condition: Condition, value: object, root: Mapping[str, Any]) -> str:
-    """Why the value does not meet the condition; "" if it does."""
-    return (
-        _kind(condition, value)
-        or (_number(condition, value) if condition.numeric else "")
-        or (_money(condition, value, root) if condition.money else "")
-        or _size(condition, value)
-        or _form(condition, value)
-        or _choice(condition, value)
-        or _compared(condition, value, root)
-    )
-
-
-def _kind(condition: Condition, value: object) -> str:
-    if not condition.kind:
-        return ""
+def _kind(condition: Condition, value: object, _root: Mapping[str, Any]) -> str:
     if condition.kind == "integer" and isinstance(value, float) and value.is_integer():
         return ""
     fits = isinstance(value, KINDS[condition.kind])
@@ -221,42 +244,49 @@ def _kind(condition: Condition, value: object) -> str:
     return "" if fits else f"{condition.kind} is required"
 
 
-def _number(condition: Condition, value: object) -> str:
-    number = decimal(value)
+def _number(condition: Condition, value: object, _root: Mapping[str, Any]) -> str:
+    # A float stands on the same side of a whole bound as the number that its text says.
+    if type(value) is float and condition.whole and math.isfinite(value):
+        number: float | Decimal | None = value
+    else:
+        number = decimal(value)
     if number is None:
         return f"{shown(value)} is no number"
-    for bound, good, words in (
-        (condition.min, condition.min is None or number >= condition.min, "at least"),
-        (condition.max, condition.max is None or number <= condition.max, "at most"),
-        (condition.above, condition.above is None or number > condition.above, "more than"),
-        (condition.below, condition.below is None or number < condition.below, "less than"),
-    ):
-        if not good:
-            return f"{shown(value)} is not {words} {bound}"
-    return ""
+    if condition.min is not None and number < condition.min:
+        return f"{shown(value)} is not at least {condition.min}"
+    if condition.max is not None and number > condition.max:
+        return f"{shown(value)} is not at most {condition.max}"
+    if condition.above is not None and number <= condition.above:
+        return f"{shown(value)} is not more than {condition.above}"
+    if condition.below is not None and number >= condition.below:
+        return f"{shown(value)} is not less than {condition.below}"
+    return _money(condition, value) if condition.money else ""
 
 
-def _money(condition: Condition, value: object, root: Mapping[str, Any]) -> str:
-    number = decimal(value)
-    assert number is not None  # noqa: S101 - `_number` looked
-    if number.is_signed():
+def _money(condition: Condition, value: object) -> str:
+    if type(value) is int:
+        return f"{shown(value)} is negative" if value < 0 else ""
+    text = repr(value) if type(value) is float else str(value)
+    if text.startswith("-"):
         return f"{shown(value)} is negative"
-    exponent = number.normalize().as_tuple().exponent
-    if isinstance(exponent, int) and -exponent > condition.digits:
+    if "e" in text:
+        text = f"{Decimal(text):f}"
+    if len(text.partition(".")[2].rstrip("0")) > condition.digits:
         return f"{shown(value)} has more than {condition.digits} decimal places"
-    if condition.currency:
-        codes = [code for _, code in values(root, condition.currency)]
-        if not codes:
-            return "the currency is missing"
-        for code in codes:
-            if not isinstance(code, str) or not _CURRENCY.fullmatch(code):
-                return f"{shown(code)} is no ISO 4217 currency code"
     return ""
 
 
-def _size(condition: Condition, value: object) -> str:
-    if condition.shortest is None and condition.longest is None:
-        return ""
+def _currency(condition: Condition, _value: object, root: Mapping[str, Any]) -> str:
+    codes = found(root, condition.currency)
+    if not codes:
+        return "the currency is missing"
+    for code in codes:
+        if not isinstance(code, str) or not _CURRENCY.fullmatch(code):
+            return f"{shown(code)} is no ISO 4217 currency code"
+    return ""
+
+
+def _size(condition: Condition, value: object, _root: Mapping[str, Any]) -> str:
     if not isinstance(value, str | list):
         return "text or an array is required"
     if condition.shortest is not None and len(value) < condition.shortest:
@@ -266,15 +296,13 @@ def _size(condition: Condition, value: object) -> str:
     return ""
 
 
-def _form(condition: Condition, value: object) -> str:
-    if condition.matches is None:
-        return ""
-    if not isinstance(value, str):
+def _form(condition: Condition, value: object, _root: Mapping[str, Any]) -> str:
+    if condition.matches is None or not isinstance(value, str):
         return "text is required"
     return "" if condition.matches(value) else f"{shown(value)} does not match {condition.form!r}"
 
 
-def _choice(condition: Condition, value: object) -> str:
+def _choice(condition: Condition, value: object, _root: Mapping[str, Any]) -> str:
     if condition.one_of and not any(same(value, one) for one in condition.one_of):
         choices = ", ".join(map(shown, condition.one_of[:10]))
         return f"{shown(value)} is none of {choices}"
@@ -293,17 +321,17 @@ def _compared(condition: Condition, value: object, root: Mapping[str, Any]) -> s
         (condition.at_least, 1, "less than"),
         (condition.at_most, -1, "more than"),
     ):
-        for where, found in values(root, path) if path else ():
-            order = _order(value, found)
+        for where, other in values(root, path) if path else ():
+            order = _order(value, other)
             if order is None:
                 return f"it cannot be compared with {where}"
             if order * sign < 0:
-                return f"{shown(value)} is {words} {where} ({shown(found)})"
-    for where, found in values(root, condition.equals) if condition.equals else ():
-        if not same(value, found):
+                return f"{shown(value)} is {words} {where} ({shown(other)})"
+    for where, other in values(root, condition.equals) if condition.equals else ():
+        if not same(value, other):
             return f"{shown(value)} differs from {where}"
-    for where, found in values(root, condition.differs) if condition.differs else ():
-        if same(value, found):
+    for where, other in values(root, condition.differs) if condition.differs else ():
+        if same(value, other):
             return f"{shown(value)} is the same as {where}"
     return ""
 

@@ -10,7 +10,6 @@ Weakness: phrases; a paraphrase passes. Results are marked untrusted whatever th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
 MOST_TEXT = 1 << 20
 """Characters looked at in one result; of a longer one its beginning and its end."""
-MOST_PIECES = 10_000
+MOST_PIECES = 100_000
+MEDIA = frozenset({"data", "blob"})
 
 
 class Action(StrEnum):
@@ -60,23 +60,25 @@ class Screen:
 def joined(value: object) -> str:
     """Every text of the value, a line each."""
     text = "\n".join(texts(value))
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()  # lone surrogates are no text
     if len(text) <= MOST_TEXT:
         return text
     return f"{text[: MOST_TEXT // 2]}\n{text[-(MOST_TEXT // 2) :]}"
 
 
-def texts(value: object) -> Iterator[str]:
-    """Texts anywhere in a value, in their order; pictures and sounds (base64) are none."""
-    left: list[Any] = [value]
-    for _ in range(MOST_PIECES):
-        if not left:
-            return
+def texts(value: object) -> list[str]:
+    """Texts anywhere in a value, those of one object together; base64 of media is none."""
+    found: list[str] = []
+    left: list[Any] = [[value]]
+    while left and len(found) < MOST_PIECES:
         one = left.pop()
-        if isinstance(one, str):
-            yield one.encode("utf-8", "replace").decode()
-        elif isinstance(one, Mapping):
-            left += [
-                item for key, item in reversed(list(one.items())) if key not in ("data", "blob")
-            ]
-        elif isinstance(one, list):
-            left += reversed(one)
+        if type(one) is dict:
+            one = [item for key, item in one.items() if key not in MEDIA]
+        for item in one:
+            kind = type(item)
+            if kind is str:
+                found.append(item)
+            elif kind is dict or kind is list:
+                left.append(item)
+    return found

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from gateway.admission.profiles import Estimate
+    from gateway.call import ToolCall
     from gateway.clock import Clock, Timer
 
 DIGESTED = 4096
@@ -37,6 +38,8 @@ SOFT: Micros = 60 * MICRO
 """Coming back within a minute is worth saying; SDKs treat longer waits wildly differently."""
 SLACK: Micros = 2 * MICRO
 """A limit per minute frees its first unit after a minute and its log's spread: still a minute."""
+OF_TOOLS = "tool:"
+"""Beginning of the names of pools that rules of tools make."""
 REFUSALS = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
 UNIT = {"money": "micro-dollars", "requests": "requests", "tokens": "tokens"}
 
@@ -340,17 +343,20 @@ class Grants:
             )
         wait = self._come_back(spec, eta)
         place = self._keep_place(spec, verdict, wait)
+        limit = limit_of(spec, because)
+        rule = f"rule {because}: {limit}" if limit else f"rule {because}"
+        facts = {"limit": limit or None, "scope": spec.name, "resetMs": eta // 1000}
         if isinstance(verdict, Late):
             return DeadlinePassed(
                 f"The call waited {round(call.queue_us / MICRO)} s for {spec.name} "
-                f"(rule {because}) and its deadline came; about {_span(max(eta, MICRO))} of work "
+                f"({rule}) and its deadline came; about {_span(max(eta, MICRO))} of work "
                 "is still ahead.",
-                because=because, retry_after=wait, place=place,
+                because=because, retry_after=wait, place=place, details=facts,
             )  # fmt: skip
         what = "its queue is full" if verdict.full else f"the wait would be {_span(eta)}"
         return QueueFull(
-            f"{spec.name} (rule {because}) cannot serve this call before its deadline: {what}.",
-            because=because, retry_after=wait, place=place,
+            f"{spec.name} ({rule}) cannot serve this call before its deadline: {what}.",
+            because=because, retry_after=wait, place=place, details=facts,
         )  # fmt: skip
 
     def _come_back(self, spec: PoolSpec, eta: Micros) -> Micros | None:
@@ -449,6 +455,30 @@ def outcome_of(reply: Reply, end: End) -> Outcome:
     return Outcome.FAILED if reply.spares_pool else REFUSALS.get(reply.kind, Outcome.FAILED)
 
 
+def limit_of(spec: PoolSpec, because: str) -> str:
+    """The limit of that rule for people: `3 requests per 60 s`; "" where it is none of a meter."""
+    for dimension in spec.dimensions:
+        if dimension.because == because:
+            amount = f"{dimension.limit // MICRO} {UNIT.get(dimension.name, dimension.name)}"
+            return f"{amount} per {dimension.calendar or _span(dimension.window)}"
+    if spec.concurrency and because == spec.concurrency_because:
+        return f"{spec.concurrency} calls at once"
+    return ""
+
+
+def with_tool(
+    principal: Principal, tool: ToolCall
+) -> tuple[tuple[PoolSpec, ...], tuple[Accounting, ...], Callable[[str], Micros | None]]:
+    """The caller's own pools, then those of the tool's rules; how they charge and let wait."""
+    rule, waits = principal.rule, tool.waits
+    pools = (*principal.pools, *tool.caller_pools)
+
+    def wait_for(pool: str) -> Micros | None:
+        return waits.get(pool) if pool.startswith(OF_TOOLS) else rule.wait_for(pool)
+
+    return pools, tuple([rule.accounting_for(spec.name) for spec in pools]), wait_for
+
+
 def admit(admission: Admission) -> Layer:
     """The layer of the provider's pools: one set of grants per attempt."""
 
@@ -461,7 +491,8 @@ def admit(admission: Admission) -> Layer:
             if ramps:
                 pools = slopes.beside(pools, ramps, admission.clock.now())
             rid = f"{call.id}.{call.attempt}"
-            grants = Grants(admission, call, rid)
+            wait_for = call.tool.waits.get if call.tool is not None else None
+            grants = Grants(admission, call, rid, wait_for=wait_for)
             waiting = grants.take(pools, estimate, (deployment.accounting,) * len(pools))
             if waiting is not None:
                 await waiting
@@ -490,29 +521,38 @@ def admit(admission: Admission) -> Layer:
     return layer
 
 
+def broken_off(grants: Grants, call: Call, estimate: Estimate) -> None:
+    """A call without a reply gives everything back; once sent, its input is charged (§10)."""
+    if call.sent:
+        usage = call.usage or Usage(input=estimate.input, output=0, estimated=True)
+        grants.settle(Outcome.FAILED, usage, None)
+    else:
+        grants.cancel()
+
+
 def admit_caller(admission: Admission) -> Layer:
     """The layer of the caller's own limits and budgets: one set of grants per call."""
 
     def layer(inner: Service) -> Service:
         async def serve(call: Call) -> Reply:
             principal, estimate = call.principal, call.estimate
-            if principal is None or estimate is None or not principal.pools:
+            if principal is None or estimate is None:
                 return await inner(call)
-            rule = principal.rule
-            grants = Grants(admission, call, call.id, wait_for=rule.wait_for)
-            waiting = grants.take(principal.pools, estimate, principal.accountings)
+            pools, accountings = principal.pools, principal.accountings
+            wait_for: Callable[[str], Micros | None] = principal.rule.wait_for
+            if call.tool is not None and call.tool.caller_pools:
+                pools, accountings, wait_for = with_tool(principal, call.tool)
+            if not pools:
+                return await inner(call)
+            grants = Grants(admission, call, call.id, wait_for=wait_for)
+            waiting = grants.take(pools, estimate, accountings)
             if waiting is not None:
                 await waiting
             call.reserved = estimate.input + estimate.output
             try:
                 reply = await inner(call)
             except BaseException:
-                # Sent and then cut off: the tenant is charged the input (admission.md §10).
-                if call.sent:
-                    usage = call.usage or Usage(input=estimate.input, output=0, estimated=True)
-                    grants.settle(Outcome.FAILED, usage, None)
-                else:
-                    grants.cancel()
+                broken_off(grants, call, estimate)
                 raise
 
             def closed(end: End) -> None:

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from gateway.bodies import canonical
 from gateway.call import Dialect, VerdictNote
 from gateway.errors import LoopDetected
 from gateway.resilience import loops
 from gateway.resilience.loops import Memory, Rule, Spending, Stretch, Verdict, harder
 from gateway.units import MICRO, Mode
-from gateway.wire import chained, content, turns
+from gateway.wire import chained, turns
 from gateway.wire.sse import Events
 from gateway.wire.stream import Tap
 
@@ -64,32 +65,21 @@ WAY_OUT = (
 REFUSED, WARNED, SHADOWED = "refused", "warned", "shadowed"
 
 
-def canonical(arguments: object) -> str:
-    """Arguments as JSON with sorted keys; text that is no JSON as it is."""
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            return str(arguments)
-    try:
-        return orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS).decode()
-    except TypeError:  # nested deeper than it writes, or integers that it cannot
-        return content.render(arguments)
-
-
 class LoopGuard:
     """The layer, with what it remembers of conversations.
 
     Attributes:
         on_loop: Called with rule and stage (refused, warned, shadowed), for metrics.
+        on_spoken: Called with each call in which a person spoke last: the tool plane begins anew.
     """
 
-    __slots__ = ("_spendings", "_stretches", "on_loop")
+    __slots__ = ("_spendings", "_stretches", "on_loop", "on_spoken")
 
     def __init__(self, *, on_loop: Callable[[str, str], None] | None = None) -> None:
         self._stretches: Memory[Stretch] = Memory()
         self._spendings: Memory[Spending] = Memory()
         self.on_loop = on_loop
+        self.on_spoken: Callable[[Call], None] | None = None
 
     def __len__(self) -> int:
         """Conversations remembered."""
@@ -125,6 +115,8 @@ class LoopGuard:
             return None, None
         said = turns.of(call.dialect, parsed)
         newest = next(said, None)
+        if newest is None and self.on_spoken is not None:
+            self.on_spoken(call)
         if newest is None and not rules.meters and call.dialect is not Dialect.RESPONSES:
             return None, None  # a person spoke last
         looking = _Looking(call, parsed, rules)

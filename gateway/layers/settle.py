@@ -234,7 +234,7 @@ class Settling:
             if reply.kind is not None:
                 reply.on_close(lambda end: self._refused(call, reply, end))
             elif codec is None:
-                reply.on_close(lambda end: self.record(call, Usage(input=0, output=0), 0, end))
+                reply.on_close(lambda end: self.record(call, _read_by_model(call), 0, end))
             elif codec.reader is not None and wire_headers.is_event_stream(reply.headers):
                 _Stream(self, call, reply, codec.reader())
             else:
@@ -280,6 +280,11 @@ class Settling:
         call.end = end
         if self.learn is not None and reported is not None and not call.usage.estimated:
             self.learn(call, call.usage)
+
+
+def _read_by_model(call: Call) -> Usage:
+    """What an answer without a meter cost: a tool's result is what a model will read of it."""
+    return Usage(input=0, output=call.tool.result_tokens if call.tool is not None else 0)
 
 
 _UNMARKED = "The upstream's stream ended without its terminal mark."

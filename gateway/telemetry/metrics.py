@@ -6,6 +6,8 @@ and past a small spare all labels do. Together the bounds keep a page below 1,00
 (`performance.md` §8), because rendering fights the loop for the interpreter. Layers call plain
 methods that take names and integers and cost a dictionary look-up and an increment. Counters count
 what ended; gauges that mirror other parts (pools, timers) are set when a page is asked for.
+
+Over 600 lines because it is one table: every family of the process with its labels and its bound.
 """
 
 from __future__ import annotations
@@ -164,7 +166,9 @@ class Metrics:
 
     _under_way = 0
 
-    def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "") -> None:
+    def __init__(  # noqa: PLR0915 - one table: every family once
+        self, registry: CollectorRegistry | None = None, *, version: str = ""
+    ) -> None:
         """All families are declared, so that a page names them before their first sample."""
         self.registry = registry or CollectorRegistry()
         self._written: list[Tally | Spread] = []
@@ -193,6 +197,9 @@ class Metrics:
 
         self._loops = self._counter(
             "loops", "What loop rules did: refused, warned, shadowed", "rule stage", SERIES["loops"]
+        )
+        self._gated = self._counter(
+            "tool_gate", "What the gate of the tool plane did", "what verdict", few, 0
         )
 
         # --- tokens and money
@@ -386,6 +393,10 @@ class Metrics:
     def shadowed(self, verdict: str) -> None:
         """A rule in shadow mode would have acted."""
         self._shadowed(verdict).inc()
+
+    def gated(self, what: str, verdict: str) -> None:
+        """The gate of the tool plane refused, replayed, asked or marked something."""
+        self._gated(what, verdict).inc()
 
     def loop(self, rule: str, stage: str) -> None:
         """A loop rule spoke."""

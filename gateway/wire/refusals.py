@@ -26,12 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.call import ClientKind, Dialect, Family
 from gateway.errors import (
+    ApprovalPending,
     BodyTooLarge,
     BreakerOpen,
     BudgetSpent,
     CallerFault,
     ContractBreach,
     Draining,
+    EffectUnderWay,
     Forbidden,
     GatewayError,
     KeyConflict,
@@ -152,8 +154,8 @@ _TABLE: tuple[tuple[type[GatewayError], _Row], ...] = (
         status=500, openai="server_error", anthropic="api_error", rpc=-31500)),
 )  # fmt: skip
 
-_SOFT_BY_NATURE = (Draining, StoreUnavailable)
-"""Another process, or this one in a moment, serves the same call."""
+_SOFT_BY_NATURE = (Draining, StoreUnavailable, ApprovalPending, EffectUnderWay)
+"""Another process, or this one in a moment, serves the same call; or a human is still asked."""
 
 _HARD_BY_NATURE = (
     CallerFault,
@@ -298,9 +300,10 @@ def _row(error: GatewayError) -> _Row:
 def _retry(error: GatewayError) -> tuple[bool, Micros | None]:
     """Whether the refusal is hard, and else the wait."""
     wait = error.retry_after
-    if wait is None and isinstance(error, _SOFT_BY_NATURE):
+    soft = isinstance(error, _SOFT_BY_NATURE)
+    if wait is None and soft:
         wait = SOON
-    return isinstance(error, _HARD_BY_NATURE) or is_hard(wait), wait
+    return (isinstance(error, _HARD_BY_NATURE) and not soft) or is_hard(wait), wait
 
 
 def _status(
@@ -380,6 +383,7 @@ def _rpc(error: GatewayError, row: _Row, rpc_id: object) -> Mapping[str, Any]:
                 "rule": error.because or None,
                 "param": error.param,
                 "retryAfterMs": None if hard else whole_seconds(wait or 0) * 1000,
+                **error.details,
                 **more,
             },
         },

@@ -301,8 +301,8 @@ class Effects(Protocol):
         """What was reserved for too long, now in doubt (released, where repeating is harmless)."""
         ...
 
-    async def abandoned(self) -> list[Effect]:
-        """The same for all that is reserved: only for the owner, before it serves."""
+    async def abandoned(self, *, before: Micros) -> list[Effect]:
+        """The same for all that was reserved before that instant: only for the owner."""
         ...
 
     async def doubts(self, *, limit: int) -> list[Effect]:

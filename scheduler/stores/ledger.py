@@ -187,9 +187,9 @@ class EffectTable:
         """See `Effects`."""
         return await self._doubt_all("overdue", {"now": now, "limit": limit}, OVERDUE)
 
-    async def abandoned(self) -> list[Effect]:
+    async def abandoned(self, *, before: Micros) -> list[Effect]:
         """See `Effects`."""
-        return await self._doubt_all("reserved", {}, ABANDONED)
+        return await self._doubt_all("reserved", {"before": before}, ABANDONED)
 
     async def _doubt_all(self, name: str, values: dict[str, Any], note: str) -> list[Effect]:
         def doubt(db: sqlite3.Connection) -> list[Effect]:

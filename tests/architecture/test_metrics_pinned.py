@@ -43,6 +43,7 @@ PINNED = {
     "tidegate_settlement_failures_total": ("counter", ()),
     "tidegate_shadowed_total": ("counter", ("verdict",)),
     "tidegate_timers_armed": ("gauge", ()),
+    "tidegate_tool_gate_total": ("counter", ("what", "verdict")),
     "tidegate_tokenizer_exact": ("gauge", ("encoding",)),
     "tidegate_tokens_reserved_total": ("counter", ("model",)),
     "tidegate_tokens_used_total": ("counter", ("model", "kind")),

@@ -17,6 +17,7 @@ REASONED = {
     "gateway/emulator/chat.py": "one dialect of the emulator, request to last event",
     "runtime/instrument/register.py": "one pipeline, bytes to a cached program, step by step",
     "gateway/tokens.py": "vocabulary, cache and threads keep one promise: counting never fails",
+    "gateway/telemetry/metrics.py": "one table: every family with its labels and its bound",
 }
 
 

@@ -29,7 +29,7 @@ from tests.fixtures.held import NOW
 async def main():
     store = api.open(pathlib.Path(sys.argv[1]))
     assert store.own()
-    await store.effects.abandoned()
+    await store.effects.abandoned(before=NOW + 1)
 
     async def one(lane):
         for count in range(200):
@@ -65,7 +65,7 @@ def test_no_effect_happens_twice_however_often_its_actor_is_killed(tmp_path):
     async def books() -> None:
         store = api.open(tmp_path)
         try:
-            await store.effects.abandoned()
+            await store.effects.abandoned(before=NOW + 1)
             counts = await store.effects.counts()
             assert set(counts) <= {Mark.SETTLED, Mark.IN_DOUBT}
             # Whatever acted is on record; what is in doubt is little, and is not sent again.

@@ -26,6 +26,7 @@ from gateway.layers.admit import Admission
 from gateway.layers.count import CountTokens
 from gateway.layers.dispatch import Credentials, Dispatch
 from gateway.layers.estimate import Estimating
+from gateway.layers.gate import Gate
 from gateway.layers.identify import Recognizer
 from gateway.layers.invoke import Invoke
 from gateway.layers.models import Models
@@ -43,6 +44,7 @@ from gateway.snapshot import Snapshot
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.metrics import Metrics
 from gateway.tokens import Counter
+from gateway.tools.guards import guards
 from gateway.tools.remote import Remote
 from gateway.tools.wiring import Tools
 from gateway.units import MICRO, Micros
@@ -103,6 +105,13 @@ def snapshot(text: str, revision: int = 1) -> Snapshot:
     return compiled(load_texts({"sim.yaml": text.encode()}, env={}), revision=revision)
 
 
+class NoStore:
+    """A store that nothing here may ask: threads do not exist in virtual time."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked of the store")
+
+
 @dataclass
 class Told:
     """How a call ended, as its client and the log saw it."""
@@ -157,6 +166,11 @@ class World:
         tools = Tools(Remote(self.transport, clock), clock, key=b"k" * 32, rng=rng, environment={})
         tools.owned_by(asyncio.get_running_loop().create_task)
         self.tools = tools
+        self.guards = guards(
+            tools.exchanges, effects=NoStore(), approvals=NoStore(), clock=clock,
+            spawn=lambda work: asyncio.get_running_loop().create_task(work),
+            token=rng.randbytes,
+        )  # fmt: skip
         self.budget = RetryBudget(self.snapshot.backoff, now=clock.now())
         self.parts = Parts(
             clock=clock,
@@ -175,6 +189,7 @@ class World:
             models=Models(),
             count_tokens=CountTokens(dispatch, self.counter, decoded, clock, self.store),
             target=Target(tools.members, tools.sessions),
+            gate=Gate(self.guards),
             invoke=Invoke(tools.exchanges, clock),
             plane=tools.plane,
         )  # fmt: skip

@@ -32,7 +32,7 @@ WHERE key = :key AND epoch = :epoch AND state = 'reserved';
 SELECT * FROM effect WHERE state = 'reserved' AND deadline <= :now ORDER BY deadline LIMIT :limit;
 
 -- name: reserved
-SELECT * FROM effect WHERE state = 'reserved' ORDER BY reserved;
+SELECT * FROM effect WHERE state = 'reserved' AND reserved < :before ORDER BY reserved;
 
 -- name: doubts
 SELECT * FROM effect WHERE state = 'in_doubt' ORDER BY reserved LIMIT :limit;

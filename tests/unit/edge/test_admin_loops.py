@@ -29,6 +29,7 @@ def asked(method, query):
         reload=nothing,
         reset_loops=reset,
         revoke=nothing,
+        desk=nothing,
     )
     sent = []
 

@@ -61,14 +61,14 @@ async def test_other_arguments_under_the_same_key_are_a_conflict_in_every_state(
     await store.effects.settle("k1", epoch, b"x", tokens=0, now=NOW, bounds=WIDE)
     assert isinstance(await asked(store, digest="d2"), Conflict)
     await reserved(store, "k2")
-    await store.effects.abandoned()
+    await store.effects.abandoned(before=NOW + 1)
     assert isinstance(await asked(store, key="k2", digest="d2"), Conflict)
 
 
 @with_store
 async def test_an_irreversible_effect_in_doubt_is_never_sent_again(store):
     await reserved(store)
-    [left] = await store.effects.abandoned()
+    [left] = await store.effects.abandoned(before=NOW + 1)
     assert left.key == "k1"
     assert isinstance(await asked(store, now=NOW + 400 * HOUR), Doubt)
     assert await store.effects.prune(now=NOW + 10_000 * HOUR, limit=10) == 0
@@ -81,7 +81,7 @@ def test_what_may_be_repeated_is_repeated_after_a_crash(kind):
     @with_store
     async def scenario(store):
         await reserved(store, kind=kind)
-        assert len(await store.effects.abandoned()) == 1
+        assert len(await store.effects.abandoned(before=NOW + 1)) == 1
         assert isinstance(await asked(store, kind=kind), Go)
 
     scenario()
@@ -106,7 +106,7 @@ async def test_past_its_patience_a_reservation_counts_as_in_doubt_even_before_th
 @with_store
 async def test_an_answer_that_comes_after_all_ends_the_doubt(store):
     epoch = await reserved(store)
-    await store.effects.abandoned()
+    await store.effects.abandoned(before=NOW + 1)
     await store.effects.settle("k1", epoch, b"late", tokens=0, now=NOW, bounds=WIDE)
     assert isinstance(await asked(store), Replay)
 
@@ -164,7 +164,7 @@ def test_a_human_resolves_a_doubt(done):
         await reserved(store)
         with pytest.raises(IllegalTransition):
             await store.effects.resolve("k1", done=done, note="ann", now=NOW)
-        await store.effects.abandoned()
+        await store.effects.abandoned(before=NOW + 1)
         await store.effects.resolve("k1", done=done, note="ann: the bank says so", now=NOW)
         judgment = await asked(store)
         if done:

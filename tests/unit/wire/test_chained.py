@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.layers.guard_loops import canonical
+from gateway.bodies import canonical
 from gateway.resilience import loops
 from gateway.wire import chained, turns
 from gateway.wire.sse import Events

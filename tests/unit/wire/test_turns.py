@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.bodies import canonical
 from gateway.call import Dialect
-from gateway.layers.guard_loops import canonical
 from gateway.resilience.loops import SKETCH, Half
 from gateway.wire import turns
 

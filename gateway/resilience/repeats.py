@@ -1,0 +1,200 @@
+"""Loops on the tool plane: the same calls again and again, as the gateway sees them arrive. Pure.
+
+The model plane folds a conversation that its client sends along (`loops.py`); here calls come one
+by one, from an agent that may hold no session, so what counts is time: calls of one agent within a
+window. The rules and their figures are those of the policy's section `loops`:
+
+* same call: canonical arguments, so that order of keys, white space and `1.0` for `1` are no
+  escape;
+* same call but for numbers and dates, with the same result each time: paging gets something new;
+* two agents of a tenant that alternate the same two calls.
+
+A refusal cuts that call alone: any other call passes, and so does the same one once the window has
+passed, a person has spoken to the agent on the model plane, the operator has reset it, or the agent
+has changed something in between (then reading again is no repetition). Polling tools are not seen.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.resilience.loops import Rule, Verdict, harder, repeated
+
+if TYPE_CHECKING:
+    from gateway.resilience.loops import LoopRules
+    from gateway.units import Micros
+
+KEPT = 32
+"""Distinct calls of one agent that are counted; the oldest make room."""
+RECENT = 64
+"""Calls of one tenant among which alternation is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Print:
+    """One call in hashes.
+
+    Attributes:
+        exact: Tool and canonical arguments.
+        masked: The same but for numbers and dates.
+        changes: Its tool may change something.
+    """
+
+    exact: int
+    masked: int
+    changes: bool
+
+
+class Tally:
+    """What one agent called lately. As `loops.Memory` wants it.
+
+    Attributes:
+        session: Hash of the agent's name, for resets.
+        touched: Instant of its last call.
+    """
+
+    __slots__ = ("_calls", "_results", "session", "touched")
+
+    def __init__(self, *, session: int = 0) -> None:
+        self.session = session
+        self.touched: Micros = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing was repeated so far."""
+        self._calls: OrderedDict[int, _Times] = OrderedDict()
+        self._results: OrderedDict[int, _Same] = OrderedDict()
+
+    def judge(self, call: Print, rules: LoopRules, now: Micros) -> Verdict | None:
+        """What the rules say of this call, were it made now; it is counted by `made`."""
+        found: Verdict | None = None
+        times = self._calls.get(call.exact)
+        if times is not None:
+            seen = times.within(now - rules.window) + 1
+            found = repeated(Rule.SAME_CALL, seen, rules.same_call, -1)
+        same = self._results.get(call.masked)
+        if same is not None and now - same.last < rules.window:
+            found = harder(found, repeated(Rule.SAME_MASKED, same.count + 1, rules.same_masked, -1))
+        return found
+
+    def made(self, call: Print, rules: LoopRules, now: Micros) -> None:
+        """The call goes on."""
+        times = self._calls.get(call.exact)
+        if times is None:
+            if call.changes:
+                self._forget_readings()
+            times = self._calls[call.exact] = _Times(changes=call.changes)
+            if len(self._calls) > KEPT:
+                self._calls.popitem(last=False)
+        else:
+            self._calls.move_to_end(call.exact)
+        times.add(now, most=rules.same_call)
+
+    def _forget_readings(self) -> None:
+        for exact in [key for key, times in self._calls.items() if not times.changes]:
+            del self._calls[exact]
+        for masked in [key for key, same in self._results.items() if not same.changes]:
+            del self._results[masked]
+
+    def returned(self, call: Print, result: int, now: Micros) -> None:
+        """Its result has come.
+
+        Args:
+            call: A call that was `made`.
+            result: Hash of the result.
+            now: The instant.
+        """
+        same = self._results.get(call.masked)
+        if same is None or same.result != result:
+            same = self._results[call.masked] = _Same(result, changes=call.changes)
+        same.count += 1
+        same.last = now
+        self._results.move_to_end(call.masked)
+        if len(self._results) > KEPT:
+            self._results.popitem(last=False)
+
+
+class _Times:
+    """When one call was made, as often as its rule cares."""
+
+    __slots__ = ("_at", "changes")
+
+    def __init__(self, *, changes: bool) -> None:
+        self._at: deque[Micros] = deque()
+        self.changes = changes
+
+    def add(self, now: Micros, *, most: int) -> None:
+        """Once more; only the last `most` are kept."""
+        self._at.append(now)
+        while len(self._at) > most:
+            self._at.popleft()
+
+    def within(self, since: Micros) -> int:
+        """How often after that instant."""
+        return sum(at > since for at in self._at)
+
+
+class _Same:
+    """The result that calls alike got in succession."""
+
+    __slots__ = ("changes", "count", "last", "result")
+
+    def __init__(self, result: int, *, changes: bool) -> None:
+        self.result = result
+        self.changes = changes
+        self.count = 0
+        self.last: Micros = 0
+
+
+class Exchanges:
+    """The last calls of one tenant's agents. As `loops.Memory` wants it.
+
+    Attributes:
+        session: 0: nobody resets a tenant by a session's name.
+        touched: Instant of the last call.
+    """
+
+    __slots__ = ("_recent", "session", "touched")
+
+    def __init__(self) -> None:
+        self.session = 0
+        self.touched: Micros = 0
+        self._recent: deque[tuple[int, int, Micros]] = deque(maxlen=RECENT)
+
+    def clear(self) -> None:
+        """Nothing alternated so far."""
+        self._recent.clear()
+
+    def judge(self, agent: int, exact: int, rules: LoopRules, now: Micros) -> Verdict | None:
+        """Whether this call, were it made now, goes on alternating with another agent's."""
+        own = next((call for who, call, _ in reversed(self._recent) if who == agent), None)
+        if own != exact:
+            return None
+        since = now - rules.window
+        longest = 0
+        for other in {who for who, _, _ in self._recent if who != agent}:
+            longest = max(longest, self._alternating(agent, exact, other, since))
+        return repeated(Rule.PING_PONG, longest // 2, rules.ping_pong, -1)
+
+    def _alternating(self, agent: int, exact: int, other: int, since: Micros) -> int:
+        """Calls at the end that are ours and the other's in turn, always the same two."""
+        count, mine, theirs = 1, False, 0
+        for who, call, at in reversed(self._recent):
+            if who not in (agent, other):
+                continue
+            if at <= since or (who == agent) is not mine:
+                break
+            if mine and call != exact:
+                break
+            if not mine:
+                if theirs not in (0, call):
+                    break
+                theirs = call
+            count, mine = count + 1, not mine
+        return count
+
+    def made(self, agent: int, exact: int, now: Micros) -> None:
+        """The call goes on."""
+        self._recent.append((agent, exact, now))
