@@ -445,6 +445,7 @@ class Machine:
         views = (self.store.view(name) for name in self.store.pools())
         self.metrics.pools(view for view in views if view is not None)
         timers = self.clock.alarms_armed + (1 if len(self.clock.deadlines) else 0)
+        self.metrics.tools(self.tools.counts())
         self.metrics.process(timers=timers, connections=sum(self.transport.in_flight().values()))
 
     def _breaker_changed(self, scope: str, breaker: Breaker) -> None:

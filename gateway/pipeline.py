@@ -134,6 +134,8 @@ def tool_pipeline(parts: Parts) -> Service:
     assert parts.target is not None  # noqa: S101 - wired together with the plane
     assert parts.invoke is not None  # noqa: S101 - wired together with the plane
     return stack(
+        # outermost where it is asked for: a span ends when everything has
+        *([parts.tracing] if parts.tracing is not None else []),
         # must see every refusal and every escape
         parts.observing,
         # a stranger may cost us no effort

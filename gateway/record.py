@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from gateway.telemetry.decisions import LONGEST_DETAIL, Quotes, Record, Who
 from gateway.telemetry.logs import serialized
+from gateway.telemetry.traces import parse_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gateway.call import Call
+    from gateway.call import Call, HeaderList
     from gateway.clock import Clock
     from gateway.errors import GatewayError
     from gateway.telemetry.decisions import Decisions, Where
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 128
 """Characters of a caller's own text (path, model) that a line keeps."""
+
+
+def trace_of(headers: HeaderList) -> str:
+    """The trace a call belongs to, which all lines of one turn have in common; "" for none."""
+    for name, value in headers:
+        if name == b"traceparent":
+            context = parse_traceparent(value)
+            return f"{context.trace:032x}" if context is not None else ""
+    return ""
 
 
 class Recorder:
@@ -46,7 +56,7 @@ class Recorder:
     def _record(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> Record:
         principal, deployment, tier = call.principal, call.deployment, call.tier
         model = call.fields.model[:LONGEST_NAME] if call.fields is not None else ""
-        usage = call.usage
+        usage, tool = call.usage, call.tool
         who = Who(
             dialect=call.dialect,
             method=call.method,
@@ -61,6 +71,9 @@ class Recorder:
             session=call.session,
             client=call.client,
             peer=call.peer,
+            rpc=call.rpc.first.method[:LONGEST_NAME] if call.rpc is not None else "",
+            server=tool.server.name if tool is not None else "",
+            tool=tool.tool[:LONGEST_NAME] if tool is not None else "",
         )
         return Record(
             ts=self._log.stamp(),
@@ -84,6 +97,7 @@ class Recorder:
             reserved=call.reserved,
             usage=usage,
             cost=usage.money if usage is not None else 0,
+            trace=trace_of(call.headers),
             notes=call.notes,
         )
 

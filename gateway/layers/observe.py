@@ -120,6 +120,9 @@ class Observing:
         self._metrics.call_ended(
             dialect=call.dialect, model=_model(call), status=status, outcome=outcome
         )
+        if call.tool is not None:
+            span = self._clock.now() - call.received
+            self._metrics.tool_ended(call.tool.server.name, outcome, span)
         self.on_end(call, status, outcome, error)
 
     def _answered(self, call: Call, reply: Reply) -> None:

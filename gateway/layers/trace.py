@@ -46,9 +46,11 @@ class Tracing:
 
         async def serve(call: Call) -> Reply:
             operation = OPERATIONS.get(call.dialect)
+            if call.dialect is Dialect.MCP and call.rpc is not None:
+                operation = Operation.EXECUTE_TOOL
             if operation is None:
                 return await inner(call)
-            received = call.header(b"traceparent")
+            received = call.header(b"traceparent") or told(call)
             state = call.header(b"tracestate") or b""
             parent = parse_traceparent(received, state) if received is not None else None
             context = begin(parent, ratio=self._ratio, rng=self._rng)
@@ -74,18 +76,52 @@ class Tracing:
     ) -> None:
         if not context.sampled:
             return
+        tool = operation is Operation.EXECUTE_TOOL
         model = call.fields.model if call.fields is not None else ""
         self._spans.ended(
             Span(
-                name=f"{operation.value} {model}",
+                name=tool_name(call) if tool else f"{operation.value} {model}",
                 context=context,
                 parent=parent,
                 start=call.received,
                 end=self._clock.now(),
-                attributes=attributes(call, operation),
+                attributes=tool_attributes(call) if tool else attributes(call, operation),
                 error=error,
+                outgoing=not tool,
             )
         )
+
+
+def told(call: Call) -> bytes | None:
+    """The context inside an MCP message: some clients write it there alone."""
+    if call.rpc is None:
+        return None
+    value = call.rpc.first.meta.get("traceparent")
+    return value.encode("ascii", "replace") if isinstance(value, str) else None
+
+
+def tool_name(call: Call) -> str:
+    """As the MCP conventions name a span: the method, and the tool where there is one."""
+    method: str = call.rpc.first.method
+    return f"{method} {call.tool.tool}".rstrip() if call.tool is not None else method
+
+
+def tool_attributes(call: Call) -> dict[str, str | int | float | bool | None]:
+    """By the names of the conventions; None is left out. No argument and no result."""
+    message, tool, principal = call.rpc.first, call.tool, call.principal
+    called = tool is not None and tool.method == "tools/call"
+    return {
+        traces.MCP_METHOD: message.method,
+        traces.MCP_SESSION: tool.session or None if tool is not None else None,
+        traces.MCP_PROTOCOL: message.version or None,
+        traces.MCP_RESOURCE: message.subject if message.method == "resources/read" else None,
+        traces.TOOL_NAME: tool.tool if tool is not None and called else None,
+        traces.JSONRPC_ID: message.id.decode("utf-8", "replace").strip('"') or None,
+        traces.AGENT_ID: principal.agent if principal is not None else None,
+        traces.CALL_ID: call.id,
+        traces.TIER: call.tier.name if call.tier is not None else None,
+        traces.QUEUE_SECONDS: call.queue_us / MICRO,
+    }
 
 
 def pass_on(call: Call, context: TraceContext) -> None:

@@ -88,6 +88,7 @@ class Who(NamedTuple):
     Attributes:
         path: Without query, which may hold a secret.
         model, served, deployment: As asked, as answered, and by which rung.
+        rpc, server, tool: Of an MCP message: its method, whose tool it meant, and which.
     """
 
     dialect: str
@@ -103,6 +104,9 @@ class Who(NamedTuple):
     session: str = ""
     client: str = ""
     peer: str = ""
+    rpc: str = ""
+    server: str = ""
+    tool: str = ""
 
 
 class Names(NamedTuple):
@@ -157,6 +161,7 @@ class Record:
     reserved: Tokens = 0
     usage: Usage | None = None
     cost: MicroUsd = 0
+    trace: str = ""
     notes: Sequence[Note] = ()
 
     @property
@@ -185,7 +190,7 @@ class Record:
             self.ts.encode(), self.call.encode(), self.received, self.names.members, self.status,
             quote(self.outcome), quote(self.end), self.tier, self.revision, self.attempts,
             self.upstream_status, refusal, self.waited_us, self.overhead_us, self.first_byte_us,
-            self.total_us, self.reserved, self.cost,
+            self.total_us, self.reserved, self.cost, self.trace.encode(),
             b"null" if self.usage is None else orjson.dumps(self.usage), notes,
         )  # fmt: skip
 
@@ -194,6 +199,7 @@ _LINE = (
     b'{"ts":"%b","level":"info","event":"call","call":"%b","received":%d,%b,"status":%d,'
     b'"outcome":%b,"end":%b,"tier":%d,"revision":%d,"attempts":%d,"upstream_status":%d,%b,'
     b'"waited_us":%d,"overhead_us":%d,"first_byte_us":%d,"total_us":%d,"reserved":%d,"cost":%d,'
+    b'"trace":"%b",'
     b'"usage":%b,"notes":[%b]}'
 )
 _REFUSAL = b'"code":%b,"because":%b,"error":%b'

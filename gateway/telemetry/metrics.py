@@ -36,7 +36,7 @@ SPARE = 16
 
 SERIES = {
     "calls": 96, "tokens": 60, "models": 24, "waits": 8, "pools": 20, "answers": 40,
-    "first_byte": 5, "few": 14, "loops": 24,
+    "first_byte": 5, "few": 14, "loops": 24, "tools": 6,
 }  # fmt: skip
 """Series of a family, by what they count."""
 
@@ -53,6 +53,7 @@ STATUSES = frozenset(
 
 WAIT_BUCKETS = (0.005, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 FIRST_BYTE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0)
+TOOL_BUCKETS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 300.0)
 OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0)
 
 LANES = ("task", "1", "2", "3")
@@ -292,7 +293,7 @@ class Metrics:
             "log_dropped", "Log lines dropped because the reader was slow", "", few
         )
         self._timers = self._gauge("timers_armed", "Timers of the loop that are ours")
-        self._declare_holds(few)
+        self._declare_beside(few)
         build = self._gauge("build_info", "1 for the running version", "version", 1, 0)
         build(version or "unknown").set(1)
 
@@ -309,6 +310,17 @@ class Metrics:
         for per_model in (self._reserved, self._cost, self._usage_estimated):
             per_model.fold = lambda name: (model(name),)
         self._used.fold = lambda name, kind: (model(name), kind)
+
+    def _declare_beside(self, few: int) -> None:
+        """Held calls, and the tool plane."""
+        self._declare_holds(few)
+        self._tool_seconds = self._histogram(
+            "tool_seconds", "Calls of tools from arrival to end (mcp.server.operation.duration)",
+            "server outcome", TOOL_BUCKETS, SERIES["tools"], 0,
+        )  # fmt: skip
+        self._tool_sessions = self._gauge(
+            "tool_sessions", "Held: sessions of clients, streams, commands", "kind", few
+        )
 
     def _declare_holds(self, few: int) -> None:
         self._holds = self._counter("holds", "What became of held calls", "event", few, 0)
@@ -551,6 +563,15 @@ class Metrics:
         """Mirror what the loop and the transport hold."""
         self._timers().set(timers)
         self._connections().set(connections)
+
+    def tool_ended(self, server: str, outcome: str, span: Micros) -> None:
+        """A call of a tool has ended, so long after it came."""
+        self._tool_seconds(server, outcome).observe(span / MICRO)
+
+    def tools(self, counts: Mapping[str, int]) -> None:
+        """Mirror what the tool plane holds."""
+        for kind, count in counts.items():
+            self._tool_sessions(kind).set(count)
 
     # --- showing
 

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.call import Dialect, Family, Kind, Reply
 from gateway.errors import CallerFault, UpstreamFault, UpstreamMalformed, UpstreamUnreachable
+from gateway.telemetry.traces import parse_traceparent
 from gateway.tools.lines import (
     Lines,
     Once,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from gateway.tools.remote import Sender
     from gateway.tools.sessions import Session
     from gateway.upstream import Incoming
+    from gateway.wire.mcp import Message
 
     Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -189,8 +191,7 @@ class Exchanges:
     async def _way(
         self, call: Call, tool: ToolCall, peer: Peer, era: Era, session: Session | None
     ) -> Way:
-        body = body_of(tool)
-        trace = [pair for pair in call.headers if pair[0] in TRACE]
+        body, trace = traced(body_of(tool), tool, call.headers)
         if era is Era.STATELESS:
             return await self._stateless(call, tool, peer, body, trace)
         if session is not None and session.exclusive:
@@ -344,6 +345,20 @@ def remember(peer: Peer, result: Mapping[str, Any]) -> None:
         name = tool.get("name") if isinstance(tool, dict) else None
         if isinstance(name, str) and len(peer.tools) < MOST_TOOLS:
             peer.tools[name] = mcp_bridge.mirrors(tool.get("inputSchema"))
+
+
+def traced(body: bytes, tool: ToolCall, headers: HeaderList) -> tuple[bytes, HeaderList]:
+    """Message and headers with one and the same trace context, wherever the caller wrote it."""
+    trace = [pair for pair in headers if pair[0] in TRACE]
+    message = cast("Message", tool.message)
+    inner = message.meta.get("traceparent")
+    outer = next((value for name, value in trace if name == b"traceparent"), None)
+    if outer is None:
+        if isinstance(inner, str) and parse_traceparent(inner.encode("ascii", "replace")):
+            trace.append((b"traceparent", inner.encode()))
+    elif inner != outer.decode("latin-1") and parse_traceparent(outer) is not None:
+        body = mcp_bridge.with_meta(body, {"traceparent": b'"%b"' % outer.strip()})
+    return body, trace
 
 
 def body_of(tool: ToolCall) -> bytes:

@@ -58,6 +58,14 @@ class Tools:
             await self._clock.sleep(SWEEP)
             await self.plane.sweep()
 
+    def counts(self) -> dict[str, int]:
+        """What is held now, for metrics."""
+        return {
+            "client": len(self.sessions),
+            "stream": self.streams.open,
+            "command": len(self.pipes.running()),
+        }
+
     async def keep(self, servers: Mapping[str, Server]) -> None:
         """What a new policy names no more is ended: sessions and commands."""
         await self.lines.keep(servers)

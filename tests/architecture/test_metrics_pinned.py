@@ -45,6 +45,8 @@ PINNED = {
     "tidegate_timers_armed": ("gauge", ()),
     "tidegate_tool_gate_total": ("counter", ("what", "verdict")),
     "tidegate_tokenizer_exact": ("gauge", ("encoding",)),
+    "tidegate_tool_seconds": ("histogram", ("server", "outcome")),
+    "tidegate_tool_sessions": ("gauge", ("kind",)),
     "tidegate_tokens_reserved_total": ("counter", ("model",)),
     "tidegate_tokens_used_total": ("counter", ("model", "kind")),
     "tidegate_transport_faults_total": ("counter", ("provider", "kind")),

@@ -257,3 +257,50 @@ def test_a_client_that_leaves_cancels_its_call():
 
     _, ground = played(play, tools=server)
     assert ground.servers.aborted
+
+
+# --- telemetry ------------------------------------------------------------------------------------
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize("where", ["header", "meta"])
+def test_a_trace_reaches_the_server_in_header_and_meta_wherever_the_caller_wrote_it(where):
+    async def play(ground):
+        message = ground.message("tools/call", {"name": "echo", "arguments": {}})
+        headers = ground.headers(message)
+        if where == "header":
+            headers.append((b"traceparent", TRACE.encode()))
+        else:
+            message["params"]["_meta"]["traceparent"] = TRACE
+        one = await ground.post(message, headers)
+        return one, ground.world.ended
+
+    (one, ended), ground = played(play)
+    (sent,) = ground.servers.sent
+    assert one.status == 200
+    assert sent.header(b"traceparent") == TRACE.encode()
+    assert sent.message["params"]["_meta"]["traceparent"] == TRACE
+    assert len(ended) == 1
+
+
+def test_a_broken_trace_harms_nothing():
+    async def play(ground):
+        message = ground.message("tools/call", {"name": "echo", "arguments": {}})
+        message["params"]["_meta"]["traceparent"] = 'x"\r\n'
+        return await ground.post(message, ground.headers(message))
+
+    one, ground = played(play)
+    assert one.status == 200
+    assert ground.servers.sent[0].header(b"traceparent") is None
+
+
+def test_a_call_of_a_tool_is_counted_by_server_and_outcome():
+    async def play(ground):
+        await ground.call("echo")
+        await ground.call("wipe")
+        return ground.world.metrics.render().decode()
+
+    page, _ = played(play, DENY)
+    assert 'tidegate_tool_seconds_count{outcome="ok",server="up"} 1.0' in page
+    assert 'tidegate_calls_total{dialect="mcp",model="",outcome="refused",status="403"} 1.0' in page
