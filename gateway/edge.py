@@ -18,7 +18,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gateway import bodies, cors, framing, routes
+import orjson
+
+from gateway import bodies, cors, framing, routes, wellknown
 from gateway.call import Call, End, Reply, Service
 from gateway.clock import Expiry
 from gateway.errors import Draining, Forbidden, GatewayError, MalformedCall, QueueFull
@@ -141,6 +143,9 @@ class Edge:
             if isinstance(entry, int):
                 await outlet.plain(entry, [])
                 return
+            if isinstance(entry, bytes):
+                await outlet.plain(200, [(b"content-type", b"application/json")], entry)
+                return
             call = self._call(scope, head, outlet, entry, received)
         except GatewayError as error:
             await self._refuse_early(outlet, scope, head, receive, error)
@@ -151,8 +156,8 @@ class Edge:
 
     # --- the gates -----------------------------------------------------------------------------
 
-    def _enter(self, scope: Scope, head: Head, outlet: Outlet) -> Route | int:
-        """The route, or the status of an answer without body; raises the refusal."""
+    def _enter(self, scope: Scope, head: Head, outlet: Outlet) -> Route | int | bytes:
+        """The route, or the status of an answer without body, or a document; or it raises."""
         snapshot = self._snapshot()
         rules = snapshot.edge
         if self._hosts.rules is not rules:
@@ -177,6 +182,10 @@ class Edge:
             _check_secrets(scope["query_string"])
         if head.origin is not None:
             _check_origin(head, head.origin, rules)
+        mount = wellknown.resource(path, snapshot)
+        if mount and method in {"GET", "HEAD"}:
+            return orjson.dumps(wellknown.document(mount, head.host, snapshot))
+        outlet.resource_metadata = wellknown.address(path, head.host, snapshot)
         route = routes.choose(method, path, anthropic=head.anthropic, snapshot=snapshot)
         if isinstance(route, GatewayError):
             raise route

@@ -122,6 +122,7 @@ class Outlet:
     Attributes:
         always: Headers that go on whatever head is sent: call id, CORS.
         model, begun: What a Responses event must repeat.
+        resource_metadata: Where OAuth clients learn how to get a token; "" for nowhere.
         rpc_id: JSON text of the id under which an MCP refusal is said; b"" for null.
         dialect, family, client: In whose language refusals are put.
         started: A head was sent.
@@ -134,7 +135,8 @@ class Outlet:
     __slots__ = (
         "_clock", "_method", "_moves", "_on_stall", "_seen", "_send", "_stream", "_tail",
         "_timer", "always", "answered", "begun", "call_id", "client", "closing", "deaf", "dialect",
-        "family", "link", "model", "opening", "over", "rpc_id", "started", "status",
+        "family", "link", "model", "opening", "over", "resource_metadata",
+        "rpc_id", "started", "status",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, send: Send, *, call_id: str, begun: Micros = 0) -> None:
@@ -145,6 +147,7 @@ class Outlet:
         self.call_id = call_id
         self.model = ""
         self.rpc_id = b""
+        self.resource_metadata = ""
         self.begun = begun
         self.always: HeaderList = [(b"tidegate-call-id", call_id.encode())]
         self.dialect = Dialect.PASSTHROUGH
@@ -210,6 +213,7 @@ class Outlet:
             client=self.client,
             request_id=self.call_id,
             rpc_id=self._rpc_id(),
+            resource_metadata=self.resource_metadata,
         )
         names = {name for name, _ in said.headers}
         headers = said.headers + [pair for pair in extra if pair[0] not in names]
