@@ -40,20 +40,20 @@ META = {
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 ARGUMENTS = {"query": "seven quiet rivers " * 40, "limit": 20, "filters": {"year": [2024, 2025]}}
-POLICY = f"""version: 1
+POLICY = """version: 1
 providers:
   origin:
     kind: openai
-    base_url: ${{ORIGIN_URL}}
-    keys: [{{id: main, value: "${{ORIGIN_KEY}}"}}]
+    base_url: ${ORIGIN_URL}
+    keys: [{id: main, value: "${ORIGIN_KEY}"}]
 models:
-  m: {{provider: origin, pool: per_model}}
+  m: {provider: origin, pool: per_model}
 servers:
   load:
-    url: ${{ORIGIN_URL}}
-    limits: {{rpm: 100M, concurrency: 20000}}
+    url: ${ORIGIN_URL}
+    limits: {rpm: 100M, concurrency: 20000}
 agents:
-  load: {{keys: [{{pattern: "load-*"}}], limits: {{rpm: 100M}}, loopback_only: true}}
+  load: {keys: [{pattern: "load-*"}], limits: {rpm: 100M}, loopback_only: true}
 """
 
 

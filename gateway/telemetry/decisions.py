@@ -241,7 +241,7 @@ class Quotes:
         if found is None:
             pairs = zip(Who._fields, who, strict=True)
             members = b",".join([b'"%b":%b' % (key.encode(), self(text)) for key, text in pairs])
-            chosen = f"{who.path} {who.model} {who.session} {who.peer}"
+            chosen = f"{who.path} {who.model} {who.tool} {who.session} {who.peer}"
             found = Names(members, not looks_secret(chosen))
             if len(members) <= LONGEST_GROUP:
                 if len(self._groups) >= MOST_GROUPS:
