@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.cases.form import Variant
 
-TOOL_PLANE = "the tool plane is not built yet"
-
 POLICIES = {
     "messages-over-chat": "version 1 does not translate between dialects",
-    "two-servers": TOOL_PLANE,
-    "deny-tool": TOOL_PLANE,
-    "tool-limit": TOOL_PLANE,
-    "approve-deploy": TOOL_PLANE,
-    "fleet": TOOL_PLANE,
 }
 """Set-ups that need a part of later work."""
 
@@ -29,6 +22,4 @@ def reason(variant: Variant) -> str:
         return f"a unit test: {variant.unit_only}"
     if variant.policy in POLICIES:
         return POLICIES[variant.policy]
-    if any(call.get("request", {}).get("path", "").startswith("/mcp") for call in variant.calls):
-        return TOOL_PLANE
     return ""
