@@ -142,8 +142,10 @@ class Programs:
 
     # --- the programs -----------------------------------------------------------------------------
 
-    async def claude(self, home: Path, *, base: str, key: str, prompt: str, limit: float) -> Ran:
-        """One headless turn of Claude Code, in an empty folder."""
+    async def claude(
+        self, home: Path, *, base: str, key: str, prompt: str, limit: float, tool: str = ""
+    ) -> Ran:
+        """One headless turn of Claude Code, in an empty folder; it may use that tool of /mcp."""
         env = {
             "PATH": self.path(), "HOME": str(home), "ANTHROPIC_BASE_URL": base,
             "ANTHROPIC_API_KEY": key, "DISABLE_AUTOUPDATER": "1",
@@ -151,24 +153,57 @@ class Programs:
         }  # fmt: skip
         program = self.npm("claude_code") / "node_modules" / ".bin" / "claude"
         arguments = [str(program), "-p", prompt, "--output-format", "json"]
+        if tool:
+            env["ENABLE_TOOL_SEARCH"] = "false"
+            headers = {"Authorization": f"Bearer {key}"}
+            server = {"type": "http", "url": f"{base}/mcp", "headers": headers}
+            (home / "mcp.json").write_text(json.dumps({"mcpServers": {"gw": server}}))
+            arguments += ["--mcp-config", "mcp.json", "--strict-mcp-config",
+                          "--allowedTools", f"mcp__gw__{tool}"]  # fmt: skip
         return await run(arguments, env=env, cwd=home, limit=limit)
 
     async def codex(
-        self, home: Path, *, base: str, key: str, prompt: str, limit: float, built_in: bool = False
+        self,
+        home: Path,
+        *,
+        base: str,
+        key: str,
+        prompt: str,
+        limit: float,
+        built_in: bool = False,
+        tools: bool = False,
     ) -> Ran:
         """One headless turn of Codex: by a configured provider, or by its built-in one."""
         lines = [f'openai_base_url = "{base}/v1"'] if built_in else [
             'model_provider = "gw"', "[model_providers.gw]", 'name = "gw"',
             f'base_url = "{base}/v1"', 'env_key = "GW_KEY"', 'wire_api = "responses"',
         ]  # fmt: skip
+        if tools:
+            lines += ["[mcp_servers.gw]", f'url = "{base}/mcp"', 'bearer_token_env_var = "GW_KEY"']
         (home / "config.toml").write_text("\n".join(['model = "gpt-5.4"', *lines]) + "\n")
         env = {
             "PATH": self.path(), "HOME": str(home), "CODEX_HOME": str(home),
             "CODEX_API_KEY" if built_in else "GW_KEY": key,
         }  # fmt: skip
         program = self.npm("codex") / "node_modules" / ".bin" / "codex"
-        arguments = [str(program), "exec", "--skip-git-repo-check", "--json", prompt]
+        arguments = [str(program), "exec", "--skip-git-repo-check", "--json"]
+        if tools:
+            arguments.append("--dangerously-bypass-approvals-and-sandbox")
+        arguments.append(prompt)
         return await run(arguments, env=env, cwd=home, limit=limit)
+
+    async def inspector(self, url: str, *arguments: str, key: str, limit: float) -> Ran:
+        """The MCP Inspector's command line."""
+        program = self.npm("inspector") / "node_modules" / ".bin" / "mcp-inspector"
+        env = {"PATH": self.path(), "HOME": str(self.folder), "NO_COLOR": "1"}
+        whole = [str(program), "--cli", url, "--transport", "http",
+                 "--header", f"Authorization: Bearer {key}", *arguments]  # fmt: skip
+        return await run(whole, env=env, cwd=self.npm("inspector"), limit=limit)
+
+    def server(self, name: str) -> list[str]:
+        """The command of an MCP server from npm."""
+        program = self.npm(name) / "node_modules" / ".bin" / f"mcp-server-{name}"
+        return [str(self.node), str(program.resolve())]
 
     async def suite(self, name: str, *arguments: str, limit: float) -> Ran:
         """The conformance suite's end."""
