@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadtests import generator, governed, measure
 from loadtests.measure import say
+from loadtests.schema_gate import schema_gate_cpu_us
 
 if TYPE_CHECKING:
     from loadtests.measure import Server
@@ -222,7 +223,9 @@ async def measure_all() -> dict[str, Any]:
         stack.callback(gateway.stop)
         result = await calls(gateway.server, control, origin)
         result |= await many_sessions(gateway.server, origin)
-        return result | await churn(gateway.server, origin) | {"schema_gate_cpu_us": None}
+        result |= await churn(gateway.server, origin)
+    gate = await schema_gate_cpu_us(rounds=3, calls=1_000)
+    return result | {"schema_gate_cpu_us": gate["schema_gate_cpu_us"]}
 
 
 def main() -> None:

@@ -176,6 +176,7 @@ class Exchanges:
         exclusive = session is not None and session.exclusive
         era = Era.SESSION if exclusive else await self.lines.era(peer)
         way = await self._way(call, tool, peer, era, session)
+        call.sent = True  # from here on its server may be at work: it is no call that only waits
         try:
             incoming = await self._sender.send(tool.server, way.ask)
             if incoming.status == 404 and way.lost is not None:
@@ -184,8 +185,13 @@ class Exchanges:
                 await way.lost()
                 way = await self._way(call, tool, peer, era, session)
                 incoming = await self._sender.send(tool.server, way.ask)
-        finally:
+        except asyncio.CancelledError:
+            if way.pooled is not None and way.ask.sent:
+                self._tell_cancelled(tool.server, way.pooled, way)
+            raise
+        except UpstreamFault:
             call.sent = way.ask.sent
+            raise
         return way, incoming
 
     async def _way(
@@ -284,10 +290,14 @@ class Exchanges:
 
     def _abandoned(self, server: Server, upstream: Upstream, way: Way, passage: Passage) -> None:
         """A stateless caller left before the answer: a server of sessions is told so."""
-        if passage.answered or self.spawn is None:
-            return
-        params = {"requestId": orjson.loads(way.their), "reason": "the caller left"}
-        self.spawn(self.lines.notify(server, upstream.headers(), "notifications/cancelled", params))
+        if not passage.answered:
+            self._tell_cancelled(server, upstream, way)
+
+    def _tell_cancelled(self, server: Server, upstream: Upstream, way: Way) -> None:
+        if self.spawn is not None:
+            params = {"requestId": orjson.loads(way.their), "reason": "the caller left"}
+            told = self.lines.notify(server, upstream.headers(), "notifications/cancelled", params)
+            self.spawn(told)
 
     # --- back ------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ REMEMBERED: Micros = 300 * MICRO
 """How long a server that speaks in sessions is believed to: it may be upgraded."""
 MOST_POOLED = 5_000
 """Pooled sessions at one server; the one longest unused is ended first."""
+LONGEST_THEIRS = 1_024
+"""Characters of a server's own session id: it becomes part of ours."""
 CLIENT = {"name": "tidegate", "version": __version__}
 OUR_ID = b'"tidegate"'
 """Id of questions of ours: each stands alone in its exchange."""
@@ -344,7 +346,7 @@ def begun(server: Server, answer: Answered) -> Upstream | None:
     if result is None or answer.status != 200:
         return None
     ident = answer.header(mcp.H_SESSION)
-    if not (ident.isascii() and (ident.isprintable() or not ident)) or len(ident) > 1_024:
+    if not (ident.isascii() and (ident.isprintable() or not ident)) or len(ident) > LONGEST_THEIRS:
         raise UpstreamMalformed(f"The tool server {server.name} gave a session an unusable id.")
     version = result.get("protocolVersion")
     return Upstream(ident, version if isinstance(version, str) else "", result)

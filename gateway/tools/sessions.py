@@ -36,8 +36,6 @@ TAG = 16
 """Bytes of the signature."""
 LONGEST_ID = 2_048
 """Characters of an id that are looked at; what a server chose for its own is part of it."""
-LONGEST_THEIRS = 1_024
-"""Characters of a server's own session id."""
 MOST_SESSIONS = 20_000
 """Sessions a process remembers something of; the one longest unused is forgotten first."""
 MOST_CLOSED = 20_000

@@ -156,6 +156,45 @@ def test_leaving_does_not_cancel_and_a_cancellation_does():
     assert cancel.message["params"]["requestId"] == 4
 
 
+@pytest.mark.parametrize("head", [False, True])
+def test_work_of_a_client_that_left_runs_on_for_a_minute_and_no_longer(head):
+    async def play(ground, client):
+        await client.begin()
+        answer = {"steps": [500.0]} if head else {"body": {}, "wait": 500.0}
+        server.answer = lambda _message, _out: Said(**answer)
+        raw = {"jsonrpc": "2.0", "id": 3, "method": "tools/call",
+               "params": {"name": "echo", "arguments": {}}}  # fmt: skip
+        one = ground.stage.request("POST", "/mcp/up", client.headers(), orjson.dumps(raw))
+        await asyncio.sleep(1)
+        left = asyncio.get_running_loop().time()
+        one.leave()
+        await one.done()
+        return asyncio.get_running_loop().time() - left
+
+    server = OldServer()
+    seconds, *_ = played(play, old=server)
+    assert 59 <= seconds <= 62
+
+
+def test_an_old_server_is_told_when_a_new_client_leaves_before_its_head():
+    async def play(ground, _client):
+        await ground.call("echo")
+        server.answer = lambda message, _out: Said(result(message, {}), wait=30.0)
+        message = ground.message("tools/call", {"name": "echo", "arguments": {}})
+        raw = orjson.dumps(message)
+        one = ground.stage.request("POST", "/mcp/up", ground.headers(message), raw)
+        await asyncio.sleep(1)
+        one.leave()
+        await one.done()
+        await asyncio.sleep(1)
+
+    server = OldServer()
+    _, ground, _ = played(play, old=server)
+    call = ground.servers.asked("tools/call")[1]
+    (cancel,) = ground.servers.asked("notifications/cancelled")
+    assert cancel.message["params"]["requestId"] == call.message["id"]
+
+
 def test_a_stream_resumes_by_ids_that_name_the_gateway_in_front_of_the_servers_own():
     async def play(ground, client):
         await client.begin()
