@@ -154,6 +154,7 @@ class Consent:
             expires=now + approve.expires,
             nonce=self._token(ID_BYTES).hex(),
         )
+        document.binding()  # what cannot be signed is the caller's fault, not the store's
         await self._void_if_changed(call, tool, document, now)
         caps = Caps(rows=rules.max_kept, open_of_owner=rules.max_open)
         approval = await self._store.ask(
