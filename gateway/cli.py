@@ -8,6 +8,7 @@ status         what the gateway does now, refreshing
 explain        every verdict about one call, with rule, file and line
 approvals      questions of agents to humans: list, show, grant, deny; an approver's key
 effects        tool calls whose outcome is unknown: list, resolve
+loops          reset what loop rules remember of a session or workflow
 key            a new agent key and the line for the policy file
 doctor         what this installation can and cannot do here
 agent, guest   sandboxed agents on this machine: run, resume, register, logs; interpreters
@@ -156,6 +157,16 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--admin", default="", help=ADMIN_HELP)
     explain.add_argument("--json", action="store_true", help="print the record as JSON")
     explain.set_defaults(run=run_explain)
+
+    loops = commands.add_parser("loops", help="let agents go on that were cut off by a loop rule")
+    reset = loops.add_subparsers(required=True).add_parser(
+        "reset", help="conversations and tasks begin anew, with nothing repeated and nothing used"
+    )
+    whose = reset.add_mutually_exclusive_group(required=True)
+    whose.add_argument("name", nargs="?", default="", help="a session or a workflow")
+    whose.add_argument("--all", action="store_true", help="every conversation and task")
+    reset.add_argument("--admin", default="", help=ADMIN_HELP)
+    reset.set_defaults(run=run_loops_reset)
 
     key = commands.add_parser("key", help="make an agent key and its stored form")
     key.add_argument("id", nargs="?", default="", help="letters and digits; default: random")
@@ -336,6 +347,11 @@ def run_effects(options: argparse.Namespace) -> None:
     if options.deed == "list":
         sys.exit(approvers.doubts(admin, as_json=options.json))
     sys.exit(approvers.resolve(admin, options.key, outcome=options.outcome, by=options.by))
+def run_loops_reset(options: argparse.Namespace) -> None:
+    """Reset what loop rules remember."""
+    from gateway.terminal import reset_loops
+
+    sys.exit(reset_loops(options.admin or admin_address(), options.name))
 
 
 def run_key(options: argparse.Namespace) -> None:

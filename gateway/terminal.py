@@ -29,14 +29,23 @@ def fetch(url: str) -> tuple[int, dict[str, Any]]:
     return _asked("GET", url)
 
 
-def send(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Status and JSON of what is posted to an admin path."""
-    return _asked("POST", url, body)
+def send(
+    url: str, body: dict[str, Any] | None = None, *, params: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of what is posted to an admin path, as a body or in the query."""
+    return _asked("POST", url, body, params)
 
 
-def _asked(method: str, url: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+def _asked(
+    method: str,
+    url: str,
+    body: dict[str, Any] | None = None,
+    params: dict[str, str] | None = None,
+) -> tuple[int, dict[str, Any]]:
     try:
-        answer = httpx.request(method, url, json=body, timeout=5.0, trust_env=False)
+        answer = httpx.request(
+            method, url, json=body, params=params, timeout=5.0, trust_env=False
+        )
     except httpx.HTTPError as error:
         kind = type(error).__name__
         text = f"no answer from {url} ({kind}); is `tidegate serve` running, is --admin right?"
@@ -46,6 +55,26 @@ def _asked(method: str, url: str, body: dict[str, Any] | None = None) -> tuple[i
     except json.JSONDecodeError as error:
         raise Unanswered(f"{url} is no admin listener of Tidegate") from error
     return answer.status_code, value
+
+
+def reset_loops(admin: str, name: str) -> int:
+    """Reset the conversations and tasks of that session or workflow; all of them for "".
+
+    The exit status: 1 where none goes by that name.
+    """
+    url = f"{admin.rstrip('/')}/loops/reset"
+    asked = {"session": name} if name else {"all": "1"}
+    try:
+        code, value = send(url, params=asked)
+    except Unanswered as error:
+        return complain(error)
+    count = value.get("reset", 0)
+    if code != 200 or not (count or not name):
+        what = value.get("detail", f"nothing is remembered of {name[:128]!r}")
+        sys.stderr.write(f"tidegate: {what}\n")
+        return 1
+    sys.stdout.write(f"reset: {count}\n")
+    return 0
 
 
 def complain(error: Unanswered) -> int:

@@ -10,8 +10,13 @@ that parallel agents which share a session, or a first message, never add up; wh
 by session, else by first message. A repeated request (an SDK's retry, a replayed idempotency key)
 brings no new turn and so counts nothing. Where only the provider keeps the history
 (`previous_response_id`), a conversation is found by that id, and its calls are read from the end of
-the answers. Weakness: a client that says `store: false` and sends no history is not seen; runs
-without a session that begin with the same words share the amounts, not the repetitions.
+the answers.
+
+A workflow (`baggage`, or a claim) names a task, else its session does: what a task uses is kept
+until the operator's reset or a day without a call. Within a workflow two agents are watched
+together, by what each calls with: its tool calls, else what was last said to it. Weakness: a
+client that says `store: false` and sends no history is not seen; runs without a session that begin
+with the same words share the amounts, not the repetitions.
 """
 
 from __future__ import annotations
@@ -27,8 +32,18 @@ import orjson
 from gateway.bodies import canonical
 from gateway.call import Dialect, VerdictNote
 from gateway.errors import LoopDetected
+from gateway.identity.hints import Baggage, baggage
 from gateway.resilience import loops
-from gateway.resilience.loops import Memory, Rule, Spending, Stretch, Verdict, harder
+from gateway.resilience.loops import (
+    TASK_IDLE,
+    Alternation,
+    Memory,
+    Rule,
+    Spending,
+    Stretch,
+    Verdict,
+    harder,
+)
 from gateway.units import MICRO, Mode
 from gateway.wire import chained, turns
 from gateway.wire.sse import Events
@@ -62,6 +77,16 @@ WAY_OUT = (
     "is known, or ask the user. A new user message starts the count anew"
 )
 
+SINCE = "since the last user message"
+
+TASK = frozenset({Rule.TASK_TOKENS, Rule.TASK_MONEY})
+TASK_SPENT = (
+    "Nothing more is served for it, a new user message included, until an operator resets it "
+    "(`tidegate loops reset`) or its budget is raised"
+)
+
+UNNAMED = Baggage()
+
 REFUSED, WARNED, SHADOWED = "refused", "warned", "shadowed"
 
 
@@ -73,11 +98,13 @@ class LoopGuard:
         on_spoken: Called with each call in which a person spoke last: the tool plane begins anew.
     """
 
-    __slots__ = ("_spendings", "_stretches", "on_loop", "on_spoken")
+    __slots__ = ("_spendings", "_stretches", "_tasks", "_workflows", "on_loop", "on_spoken")
 
     def __init__(self, *, on_loop: Callable[[str, str], None] | None = None) -> None:
         self._stretches: Memory[Stretch] = Memory()
         self._spendings: Memory[Spending] = Memory()
+        self._tasks: Memory[Spending] = Memory(idle=TASK_IDLE)
+        self._workflows: Memory[Alternation] = Memory()
         self.on_loop = on_loop
         self.on_spoken: Callable[[Call], None] | None = None
 
@@ -86,25 +113,30 @@ class LoopGuard:
         return len(self._stretches)
 
     def reset(self, session: str = "") -> int:
-        """The operator's word: a session ("" means all) begins anew; how many conversations."""
+        """The operator's word: a session or workflow ("" means all) begins anew; how many.
+
+        What is counted are conversations, or tasks where no conversation goes by that name.
+        """
         chosen = hash(session) if session else None
-        self._spendings.reset(chosen)
-        return self._stretches.reset(chosen)
+        others = [
+            memory.reset(chosen) for memory in (self._spendings, self._tasks, self._workflows)
+        ]
+        return self._stretches.reset(chosen) or max(others)
 
     def __call__(self, inner: Service) -> Service:
         """The service, guarded."""
 
         async def serve(call: Call) -> Reply:
             # What was read of the body stays in `_look`: a call that waits keeps none of it alive.
-            spending, chain = self._look(call)
-            reply = await (inner(call) if spending is None else metered(call, spending, inner))
+            spendings, chain = self._look(call)
+            reply = await (metered(call, spendings, inner) if spendings else inner(call))
             if chain is not None and reply.kind is None:
                 self._follow(chain, reply)
             return reply
 
         return serve
 
-    def _look(self, call: Call) -> tuple[Spending | None, _Chain | None]:
+    def _look(self, call: Call) -> tuple[tuple[Spending, ...], _Chain | None]:
         """What must be known once the call is answered; the rules have spoken.
 
         Raises:
@@ -112,28 +144,33 @@ class LoopGuard:
         """
         rules, parsed = call.snapshot.loops, call.parsed
         if rules.mode is Mode.OFF or parsed is None or call.dialect not in turns.READERS:
-            return None, None
+            return (), None
         said = turns.of(call.dialect, parsed)
         newest = next(said, None)
         if newest is None and self.on_spoken is not None:
             self.on_spoken(call)
-        if newest is None and not rules.meters and call.dialect is not Dialect.RESPONSES:
-            return None, None  # a person spoke last
+        named = baggage(call.headers) if call.header(b"baggage") is not None else UNNAMED
+        principal = call.principal
+        workflow = (principal.workflow if principal is not None else "") or named.workflow
+        meters = rules.meters or rules.meters_tasks
+        quiet = newest is None and not (meters or workflow)
+        if quiet and call.dialect is not Dialect.RESPONSES:
+            return (), None  # a person spoke last
         looking = _Looking(call, parsed, rules)
         chain: _Chain | None = None
         if newest is not None:
             verdict = self._repeated(looking, newest, said)
         else:
             chain, verdict = self._chained(looking)
-        spending = self._spending(looking) if rules.meters else None
-        if spending is not None:
-            if looking.autonomous:
-                verdict = harder(verdict, spending.judge(rules))
-            elif turns.answered(call.dialect, parsed):
-                spending.clear()
+        if workflow:
+            verdict = harder(verdict, self._alternating(looking, newest, workflow, named.agent))
+        spendings: tuple[Spending, ...] = ()
+        if meters:
+            spendings, judged = self._metering(looking, workflow)
+            verdict = harder(verdict, judged)
         if verdict is not None:
             self._act(looking, verdict)
-        return spending, chain
+        return spendings, chain
 
     def _repeated(self, looking: _Looking, newest: Said, older: Iterator[Said]) -> Verdict | None:
         """What the rules of repetition say; the conversation is remembered with its newest turn."""
@@ -239,15 +276,53 @@ class LoopGuard:
 
         reply.on_close(closed)
 
+    # --- agents that answer each other
+
+    def _alternating(
+        self, looking: _Looking, newest: Said | None, workflow: str, agent: str
+    ) -> Verdict | None:
+        """What is to be said of this call and those of the workflow's other agents."""
+        call, memory = looking.call, self._workflows
+        principal = call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        key = hash((principal.tenant, workflow))
+        pair = memory.get(key, call.received) or Alternation(session=hash(workflow))
+        memory.put(key, pair, call.received)
+        rounds = pair.step(hash((principal.id, agent)), looking.fingerprint(newest))
+        return loops.repeated(Rule.PING_PONG, rounds, looking.rules.ping_pong, -1)
+
     # --- amounts and deeds
 
-    def _spending(self, looking: _Looking) -> Spending:
-        call, memory = looking.call, self._spendings
-        key = looking.key_of_amounts()
-        spending = memory.get(key, call.received) or Spending(session=looking.session)
-        spending.drain(call.received, looking.rules)
-        memory.put(key, spending, call.received)
-        return spending
+    def _metering(
+        self, looking: _Looking, workflow: str
+    ) -> tuple[tuple[Spending, ...], Verdict | None]:
+        """The books that this call goes into, and what they say of it."""
+        call, rules = looking.call, looking.rules
+        found: list[Spending] = []
+        verdict: Verdict | None = None
+        if rules.meters_tasks:
+            principal = call.principal
+            tenant = principal.tenant if principal is not None else ""
+            key = hash((tenant, workflow)) if workflow else looking.key_of_amounts()
+            task = self._book(self._tasks, key, looking, hash(workflow) if workflow else 0)
+            verdict = task.judge_task(rules)
+            found.append(task)
+        if rules.meters:
+            spending = self._book(self._spendings, looking.key_of_amounts(), looking, 0)
+            if looking.autonomous:
+                verdict = harder(verdict, spending.judge(rules))
+            elif turns.answered(call.dialect, looking.parsed):
+                spending.clear()
+            found.append(spending)
+        return tuple(found), verdict
+
+    @staticmethod
+    def _book(memory: Memory[Spending], key: int, looking: _Looking, name: int) -> Spending:
+        now = looking.call.received
+        book = memory.get(key, now) or Spending(session=name or looking.session)
+        book.drain(now, looking.rules)
+        memory.put(key, book, now)
+        return book
 
     def _act(self, looking: _Looking, verdict: Verdict) -> None:
         """Warn or refuse as the mode says.
@@ -270,7 +345,8 @@ class LoopGuard:
         repeated = looking.repeated(verdict)
         if verdict.refuse:
             told = sentence(verdict, label(repeated, quoting=True))
-            raise LoopDetected(f"{told}. {WAY_OUT}", because=because)
+            way_out = TASK_SPENT if verdict.rule in TASK else WAY_OUT
+            raise LoopDetected(f"{told}. {way_out}", because=because)
         told = sentence(verdict, label(repeated, quoting=False))
         text = f"{because}: {told}; at {verdict.limit} it is refused"
         call.extra_headers.append((b"tidegate-warning", printable(text)))
@@ -377,6 +453,20 @@ class _Looking:
         """The turn in hashes."""
         return turns.turn_of(said, canonical, self.exempt)
 
+    def fingerprint(self, newest: Said | None) -> int:
+        """What the call is made with: the newest tool calls, else what was last said; 0: nothing.
+
+        Numbers and dates in it do not matter.
+        """
+        if newest is None:
+            text = turns.latest(self.call.dialect, self.parsed)
+        else:
+            text = "\0".join(
+                [f"{one.name}\0{turns.folded(canonical(one.arguments))}" for one in newest.calls]
+                or [newest.text]
+            )
+        return turns.hash64(turns.masked(" ".join(text.split()))) if text else 0
+
     def opening(self) -> str:
         """The first user message's beginning."""
         if self._opening is None:
@@ -399,16 +489,21 @@ def matches(patterns: tuple[str, ...], tool: str) -> bool:
     return bool(patterns) and any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 
-async def metered(call: Call, spending: Spending, inner: Service) -> Reply:
+async def metered(call: Call, spendings: tuple[Spending, ...], inner: Service) -> Reply:
     """The reply; what the call costs is in the books, an estimate until it ends."""
     estimate = call.estimate
     tokens = estimate.input + estimate.output if estimate is not None else 0
     money = estimate.money if estimate is not None else 0
-    spending.pour(tokens, money)
+
+    def pour(tokens: int, money: int) -> None:
+        for spending in spendings:
+            spending.pour(tokens, money)
+
+    pour(tokens, money)
     try:
         reply = await inner(call)
     except BaseException:
-        spending.pour(-tokens, -money)
+        pour(-tokens, -money)
         raise
 
     def closed(_end: End) -> None:
@@ -416,9 +511,9 @@ async def metered(call: Call, spending: Spending, inner: Service) -> Reply:
         if usage is not None:
             parts = (usage.input, usage.output, usage.cache_read, usage.cache_write)
             used = sum(part or 0 for part in parts)
-            spending.pour(used - tokens, usage.money - money)
+            pour(used - tokens, usage.money - money)
         elif reply.kind is not None:
-            spending.pour(-tokens, -money)
+            pour(-tokens, -money)
 
     reply.on_close(closed)
     return reply
@@ -426,30 +521,40 @@ async def metered(call: Call, spending: Spending, inner: Service) -> Reply:
 
 def sentence(verdict: Verdict, name: str) -> str:
     """What happened, for the agent's developer and for the agent."""
-    count, limit = verdict.count, verdict.limit
-    since = "since the last user message"
+    count = verdict.count
     match verdict.rule:
         case Rule.SAME_CALL:
-            return f"The tool call {name} was made {count} times {since}, with the same meaning"
+            return f"The tool call {name} was made {count} times {SINCE}, with the same meaning"
         case Rule.SAME_MASKED:
             return (
-                f"The tool call {name} was made {count} times {since}, differing in numbers or "
+                f"The tool call {name} was made {count} times {SINCE}, differing in numbers or "
                 "dates only, with the same result"
             )
         case Rule.PING_PONG:
+            if not name:
+                return f"Two agents of the workflow say the same to each other for {count} rounds"
             return f"The same two calls, one of them {name}, alternate for {count} rounds"
         case Rule.ALIKE_TURNS:
             call = f", with the tool call {name}," if name else ""
             return f"The last {count} turns{call} are nearly the same"
-        case Rule.MAX_ITERATIONS:
-            return f"This is call {count} {since}, of {limit} allowed"
-        case Rule.TOKENS_PER_MINUTE:
-            return f"The conversation used {count} tokens within a minute, of {limit} allowed"
-        case Rule.MAX_TOKENS:
-            return f"The conversation used {count} tokens {since}, of {limit} allowed"
-        case Rule.MAX_MONEY:
-            used, most = count / MICRO, limit / MICRO
-            return f"The conversation cost {used:.2f} USD {since}, of {most:.2f} USD allowed"
+        case _:
+            return amount(verdict)
+
+
+def amount(verdict: Verdict) -> str:
+    """What was used too much of."""
+    count, limit = verdict.count, verdict.limit
+    dollars = f"{count / MICRO:.2f} USD", f"{limit / MICRO:.2f} USD"
+    return {
+        Rule.MAX_ITERATIONS: f"This is call {count} {SINCE}, of {limit} allowed",
+        Rule.TOKENS_PER_MINUTE: (
+            f"The conversation used {count} tokens within a minute, of {limit} allowed"
+        ),
+        Rule.MAX_TOKENS: f"The conversation used {count} tokens {SINCE}, of {limit} allowed",
+        Rule.MAX_MONEY: f"The conversation cost {dollars[0]} {SINCE}, of {dollars[1]} allowed",
+        Rule.TASK_TOKENS: f"The task used {count} tokens, of {limit} allowed in all",
+        Rule.TASK_MONEY: f"The task cost {dollars[0]}, of {dollars[1]} allowed in all",
+    }[verdict.rule]
 
 
 def label(call: turns.ToolCall | None, *, quoting: bool) -> str:

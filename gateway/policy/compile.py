@@ -519,6 +519,8 @@ class _Compiler:
             tokens_per_minute=said.tokens_per_minute or 0,
             max_tokens=said.max_tokens or 0,
             max_money=said.max_money or 0,
+            task_tokens=said.task_tokens or 0,
+            task_money=said.task_money or 0,
             polling_tools=said.polling_tools,
             window=said.window,
             mode=self._mode(said.mode),

@@ -33,8 +33,9 @@ class Demand(Check):
         self.tenants()
         self.issuers()
         self.anonymous()
-        if self.rules.loops.max_money is not None:
-            self._priced(("loops", "max_money"), ("*",))
+        for key in ("max_money", "task_money"):
+            if getattr(self.rules.loops, key) is not None:
+                self._priced(("loops", key), ("*",))
 
     def tier_set(self) -> None:
         """Numbers and names are distinct."""

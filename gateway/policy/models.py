@@ -875,6 +875,12 @@ class Loops(Section):
     max_money: Money | None = Field(
         default=None, description="Dollars of a conversation before the user speaks again."
     )
+    task_tokens: Count | None = Field(
+        default=None, description="Tokens of a workflow, else of a session, in all."
+    )
+    task_money: Money | None = Field(
+        default=None, description="Dollars of a workflow, else of a session, in all."
+    )
     polling_tools: tuple[Pattern, ...] = Field(default=(), description="Tools that may repeat.")
     window: PositiveDuration = Field(
         default=quantity.duration("2m"),

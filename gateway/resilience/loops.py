@@ -9,6 +9,10 @@ A turn is what a model answered once (its words, its tool calls) and what the to
 send their history along, so a stretch can be folded from the request alone; a `Stretch` remembered
 under the mark of its last turn spares the folding and knows what a client has cut off. Turns whose
 tools are all declared as polling count as iterations only.
+
+Two things are measured beyond a stretch, because a user turn says nothing of them: what a task
+(a workflow, else a session) uses in all, and two agents of a workflow that answer each other with
+the same two calls for ever, each of them a new user turn to the other.
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ MAX_REMEMBERED = 50_000
 
 IDLE: Micros = 30 * MINUTE
 """A conversation without a call for so long is forgotten."""
+
+TASK_IDLE: Micros = 1_440 * MINUTE
+"""A task without a call for so long is forgotten, and what it has used."""
 
 KEPT_CALLS = 18
 """Distinct calls, and distinct masked ones, counted per stretch; the oldest make room."""
@@ -58,7 +65,8 @@ class LoopRules:
         alike_ppm: From here on two turns are alike.
         max_iterations: Calls allowed between two user turns.
         tokens_per_minute: Tokens read and written, by a bucket one minute deep.
-        max_tokens, max_money: What a task may use before the user speaks again.
+        max_tokens, max_money: What a conversation may use before the user speaks again.
+        task_tokens, task_money: What a task may use in all.
         polling_tools: fnmatch patterns of tools that may repeat.
         window: On the tool plane, calls count together within this time (`repeats.py`).
     """
@@ -72,6 +80,8 @@ class LoopRules:
     tokens_per_minute: Tokens = 0
     max_tokens: Tokens = 0
     max_money: MicroUsd = 0
+    task_tokens: Tokens = 0
+    task_money: MicroUsd = 0
     polling_tools: tuple[str, ...] = ()
     window: Micros = 2 * MINUTE
     mode: Mode = Mode.SHADOW
@@ -79,8 +89,13 @@ class LoopRules:
 
     @property
     def meters(self) -> bool:
-        """Whether any rule needs to know what calls cost."""
+        """Whether any rule needs to know what calls of a conversation cost."""
         return bool(self.tokens_per_minute or self.max_tokens or self.max_money)
+
+    @property
+    def meters_tasks(self) -> bool:
+        """Whether any rule needs to know what calls of a task cost."""
+        return bool(self.task_tokens or self.task_money)
 
 
 class Rule(StrEnum):
@@ -94,6 +109,8 @@ class Rule(StrEnum):
     TOKENS_PER_MINUTE = "tokens_per_minute"
     MAX_TOKENS = "max_tokens"
     MAX_MONEY = "max_money"
+    TASK_TOKENS = "task_tokens"
+    TASK_MONEY = "task_money"
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,18 +462,75 @@ class Spending:
         self.touched = max(self.touched, now)
 
     def judge(self, rules: LoopRules) -> Verdict | None:
-        """What the rules say of one more call, after `drain`: a limit reached refuses it."""
-        found: Verdict | None = None
-        for rule, used, limit in (
+        """What the rules say of one more call of a conversation, after `drain`."""
+        return fullest((
             (Rule.TOKENS_PER_MINUTE, self._level, rules.tokens_per_minute),
             (Rule.MAX_TOKENS, self.tokens, rules.max_tokens),
             (Rule.MAX_MONEY, self.money, rules.max_money),
-        ):
-            if limit and used >= limit:
-                return Verdict(rule, True, used, limit)  # noqa: FBT003
-            if limit and used * MICRO >= limit * WARN_PPM:
-                found = found or Verdict(rule, False, used, limit)  # noqa: FBT003
-        return found
+        ))  # fmt: skip
+
+    def judge_task(self, rules: LoopRules) -> Verdict | None:
+        """What the rules say of one more call of a task."""
+        return fullest((
+            (Rule.TASK_TOKENS, self.tokens, rules.task_tokens),
+            (Rule.TASK_MONEY, self.money, rules.task_money),
+        ))  # fmt: skip
+
+
+def fullest(amounts: tuple[tuple[Rule, int, int], ...]) -> Verdict | None:
+    """The verdict on (rule, used, limit): a limit reached refuses, most of one warns."""
+    found: Verdict | None = None
+    for rule, used, limit in amounts:
+        if limit and used >= limit:
+            return Verdict(rule, True, used, limit)  # noqa: FBT003
+        if limit and used * MICRO >= limit * WARN_PPM:
+            found = found or Verdict(rule, False, used, limit)  # noqa: FBT003
+    return found
+
+
+# --- two agents of a workflow ---------------------------------------------------------------------
+
+
+class Alternation:
+    """The last two calls of a workflow, and for how many calls two agents have alternated.
+
+    Attributes:
+        session: Hash of the workflow's name, for the operator's reset.
+        touched: Instant of its last call.
+    """
+
+    __slots__ = ("_earlier", "_last", "_run", "session", "touched")
+
+    def __init__(self, *, session: int) -> None:
+        self.session = session
+        self.touched: Micros = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody has called yet."""
+        self._last = self._earlier = (0, 0)
+        self._run = 0
+
+    def step(self, who: int, what: int) -> int:
+        """One more call; the rounds in which two agents have said the same to each other.
+
+        The same agent with the same call again is a repeated request, and counts nothing.
+
+        Args:
+            who: Hash of the agent.
+            what: Fingerprint of what it calls with; 0 where it says nothing, which ends a run.
+        """
+        call = (who, what)
+        if call == self._last:
+            return self._run // 2
+        if call == self._earlier and what:
+            self._run += 1
+        else:
+            self._run = 2 if what and self._last[1] and self._last[0] != who else 1
+        if self._last[0] == who:
+            self._run = 1
+        self._earlier, self._last = self._last, call
+        return self._run // 2
 
 
 # --- the bounded memory ---------------------------------------------------------------------------
@@ -477,13 +551,14 @@ Kept = TypeVar("Kept", bound=Remembered)
 
 
 class Memory(Generic[Kept]):
-    """At most `limit` conversations, none idle for longer than `IDLE`; the oldest go first."""
+    """At most `limit` conversations, none idle for longer than `idle`; the oldest go first."""
 
-    __slots__ = ("_kept", "_limit")
+    __slots__ = ("_idle", "_kept", "_limit")
 
-    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+    def __init__(self, limit: int = MAX_REMEMBERED, *, idle: Micros = IDLE) -> None:
         self._kept: OrderedDict[int, Kept] = OrderedDict()
         self._limit = limit
+        self._idle = idle
 
     def __len__(self) -> int:
         """Conversations remembered."""
@@ -496,7 +571,7 @@ class Memory(Generic[Kept]):
     def get(self, key: int, now: Micros) -> Kept | None:
         """The conversation of this key; None if there is none, or it was idle for too long."""
         found = self._kept.get(key)
-        return None if found is None or now - found.touched > IDLE else found
+        return None if found is None or now - found.touched > self._idle else found
 
     def pop(self, key: int) -> None:
         """The conversation goes on under another key."""
@@ -509,7 +584,7 @@ class Memory(Generic[Kept]):
         self._kept.move_to_end(key)
         for _ in range(2):  # two for each one added: the idle ones go sooner than they come
             oldest, first = next(iter(self._kept.items()))
-            if len(self._kept) <= self._limit and now - first.touched <= IDLE:
+            if len(self._kept) <= self._limit and now - first.touched <= self._idle:
                 break
             del self._kept[oldest]
 

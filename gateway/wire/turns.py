@@ -90,6 +90,18 @@ def opening(dialect: Dialect, body: Body) -> str:
     return ""
 
 
+def latest(dialect: Dialect, body: Body) -> str:
+    """The end of what was last said to the model by a person or another agent; "" without one."""
+    asked = body.get("input" if dialect is Dialect.RESPONSES else "messages")
+    if isinstance(asked, str):
+        return asked[-MAX_OPENING:]
+    for message in reversed(_listed(asked)[-32:]):
+        if isinstance(message, dict) and message.get("role") == "user":
+            words = [text for text in _texts(message.get("content")) if _spoken(text)]
+            return " ".join(words)[-MAX_OPENING:]
+    return ""
+
+
 def answered(dialect: Dialect, body: Body) -> bool:
     """Whether the model has spoken before: the conversation goes on, it does not begin."""
     if dialect is Dialect.RESPONSES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -237,6 +238,34 @@ def test_a_polling_tool_may_repeat(scene):
             for _ in range(8):
                 await agent.ask()
                 agent.repeat("wait")
+        finally:
+            await agent.close()
+
+    stage.run(scenario())
+
+
+async def command(*words: str) -> tuple[int, str, str]:
+    """Exit status and what `tidegate` said."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *words,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await process.communicate()
+    return process.returncode or 0, out.decode(), errors.decode()
+
+
+def test_the_operators_command_sends_a_session_on(scene):
+    stage, world = scene
+
+    async def scenario() -> None:
+        agent = Chat(world, "command")
+        admin = f"--admin=http://127.0.0.1:{world.gateway.admin}"
+        try:
+            await looped(agent)
+            assert await command("loops", "reset", "command", admin) == (0, "reset: 1\n", "")
+            await agent.ask()
+            code, _, said = await command("loops", "reset", "nobody", admin)
+            assert (code, said) == (1, "tidegate: nothing is remembered of 'nobody'\n")
         finally:
             await agent.close()
 

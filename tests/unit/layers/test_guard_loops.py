@@ -23,7 +23,7 @@ from gateway.call import (
 )
 from gateway.errors import LoopDetected, UpstreamUnreachable
 from gateway.layers.guard_loops import MOST_FOLDED, MOST_READ, LoopGuard
-from gateway.resilience.loops import IDLE, LoopRules
+from gateway.resilience.loops import IDLE, TASK_IDLE, LoopRules
 from gateway.snapshot import AgentRule, Snapshot
 from gateway.units import MICRO, Mode
 
@@ -71,12 +71,13 @@ class Gateway:
         caller=None,
         estimate=(0, 0, 0),
         parsed=True,
+        headers=(),
     ):
         """The call after its end; LoopDetected is raised as a caller would get it."""
         self.now += MICRO
         call = Call(
             id="c", dialect=dialect, family=Family.OPENAI, method="POST", path="/", target=b"/",
-            headers=[], snapshot=Snapshot(revision=1, digest="", loops=self.rules),
+            headers=list(headers), snapshot=Snapshot(revision=1, digest="", loops=self.rules),
             received=self.now,
         )  # fmt: skip
         # As the edge decodes it: what strings share must not depend on who made them here.
@@ -752,3 +753,135 @@ def test_a_loop_is_named_before_an_amount():
     gateway.ask(chat(step(0)), estimate=(1000, 0, 0))
     assert gateway.refuses(chat(*(step(n) for n in range(4)))).because == "loops.same_call"
     assert gateway.refuses(chat(*(step(n) for n in range(3)))).because == "loops.max_tokens"
+
+
+# --- beyond a stretch ---
+
+
+def told(text):
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def within(workflow, agent=""):
+    labels = f"workflow.id={workflow}" + (f",agent.id={agent}" if agent else "")
+    return ((b"baggage", labels.encode()),)
+
+
+def rally(gateway, rounds, *, workflow="w", who=("ada", "bob"), texts=("please check", "done")):
+    """Two agents answer each other, each of them a user turn to the other."""
+    for number in range(rounds):
+        for name, text in zip(who, texts, strict=True):
+            gateway.ask(
+                told(f"{text} (attempt {number})"), session="", caller=principal(name),
+                headers=within(workflow),
+            )  # fmt: skip
+
+
+def test_two_agents_that_say_the_same_to_each_other_are_warned_then_refused():
+    gateway = Gateway()
+    rally(gateway, 3)
+    assert gateway.stages == [("ping_pong", "warned")]
+    again = told("please check (attempt 9)")
+    gateway.ask(again, session="", caller=principal(), headers=within("w"))
+    refused = gateway.refuses(
+        told("done (attempt 9)"), session="", caller=principal("bob"), headers=within("w")
+    )
+    assert "Two agents of the workflow" in str(refused)
+    assert refused.because == "loops.ping_pong"
+
+
+def test_agents_that_share_a_key_are_told_apart_by_their_own_names():
+    gateway = Gateway()
+    for number in range(8):
+        agent = "ab"[number % 2]
+        ask = gateway.refuses if number == 7 else gateway.ask
+        ask(told(f"to {agent}"), session="", headers=within("w", agent))
+
+
+def test_something_new_ends_a_rally_and_other_workflows_are_no_part_of_it():
+    gateway = Gateway()
+    rally(gateway, 2)
+    gateway.ask(told("something else"), session="", caller=principal(), headers=within("w"))
+    rally(gateway, 2)
+    rally(gateway, 2, workflow="v")
+    assert gateway.stages == []
+
+
+def test_a_repeated_request_is_no_round():
+    gateway = Gateway()
+    for name, text in zip(("ada", "bob"), ("please check", "done"), strict=True):
+        for _ in range(9):
+            gateway.ask(told(text), session="", caller=principal(name), headers=within("w"))
+    assert gateway.stages == []
+
+
+def test_one_agent_alone_and_calls_without_a_workflow_are_no_rally():
+    gateway = Gateway()
+    rally(gateway, 9, who=("ada", "ada"))
+    for _ in range(9):
+        gateway.ask(told("please check"), session="", caller=principal())
+        gateway.ask(told("done"), session="", caller=principal("bob"))
+    assert gateway.stages == []
+
+
+def test_the_operator_ends_a_rally_by_the_workflows_name():
+    gateway = Gateway()
+    rally(gateway, 3)
+    assert gateway.guard.reset("w") == 1
+    rally(gateway, 3)
+    assert gateway.stages == [("ping_pong", "warned")] * 2
+
+
+BUDGET = LoopRules(mode=Mode.ENFORCE, task_tokens=1000, task_money=1_000_000)
+
+
+def test_a_tasks_budget_outlasts_user_turns_and_agents():
+    gateway = Gateway(BUDGET)
+    gateway.usage = Usage(input=300, output=100)
+    for name in ("ada", "bob"):
+        gateway.ask(told(f"hello {name}"), caller=principal(name), headers=within("w"))
+    assert gateway.stages == [], "800 of 1000 are a warning to the next call"
+    gateway.ask(told("go on"), headers=within("w"))
+    assert gateway.stages == [("task_tokens", "warned")]
+    refused = gateway.refuses(told("go on"), headers=within("w"))
+    assert "1200 tokens, of 1000 allowed in all" in str(refused)
+    assert "operator" in str(refused)
+    assert refused.because == "loops.task_tokens"
+    gateway.ask(told("go on"), headers=within("another"))
+
+
+def test_a_tasks_money_is_limited_as_well():
+    gateway = Gateway(BUDGET)
+    gateway.usage = Usage(input=1, output=1, money=1_100_000)
+    gateway.ask(told("hello"), headers=within("w"))
+    assert "The task cost 1.10 USD" in str(gateway.refuses(told("on"), headers=within("w")))
+
+
+def test_without_a_workflow_the_session_is_the_task():
+    gateway = Gateway(BUDGET)
+    gateway.usage = Usage(input=900, output=200)
+    gateway.ask(told("hello"), session="s1")
+    gateway.refuses(told("and on"), session="s1")
+    gateway.ask(told("and on"), session="s2")
+
+
+def test_the_operator_gives_a_task_its_budget_anew():
+    gateway = Gateway(BUDGET)
+    gateway.usage = Usage(input=900, output=200)
+    gateway.ask(told("hello"), headers=within("w"))
+    gateway.refuses(told("on"), headers=within("w"))
+    assert gateway.guard.reset("w") == 1
+    gateway.ask(told("on"), headers=within("w"))
+
+
+def test_a_task_is_remembered_for_a_day_and_its_failed_calls_cost_nothing():
+    gateway = Gateway(BUDGET)
+    gateway.error = UpstreamUnreachable("away")
+    with pytest.raises(UpstreamUnreachable):
+        gateway.ask(told("hello"), headers=within("w"), estimate=(2000, 0, 0))
+    gateway.error, gateway.usage = None, Usage(input=900, output=200)
+    gateway.ask(told("hello"), headers=within("w"))
+    gateway.now += IDLE + MICRO
+    gateway.refuses(told("on"), headers=within("w"))
+    gateway.now += TASK_IDLE + MICRO
+    gateway.ask(told("on"), headers=within("w"))
