@@ -72,6 +72,11 @@ tokenizer: preferred
 """
 
 
+STORM = 40
+STORMS = [str(begin + n) for begin in range(1_000, 40_000, 2_000) for n in range(STORM)]
+"""Requests that meet a storm: so many in a row are refused, every two thousand."""
+
+
 def fault(action: str, probability: float, **more: Any) -> dict[str, Any]:
     """One rule."""
     return {"action": action, "probability": probability, "name": f"{action}-{len(more)}"} | more
@@ -82,7 +87,7 @@ EMULATOR: dict[str, Any] = {
     "answers": {"median": 12, "sigma": 0.6, "longest": 120, "prompt_cache": False},
     "pacing": {"first_byte": 0.05, "tokens_per_second": 250.0, "jitter": 0.5},
     "faults": [
-        fault("status", 0.01, code="rate_limit", retry_after=["ms:150"], status=429),
+        fault("status", 1.0, code="rate_limit", retry_after=["ms:150"], status=429, nth=STORMS),
         fault("status", 0.006, code="overloaded", status=529),
         fault("status", 0.01, code="server_error", status=500),
         fault("status", 0.004, code="bad_gateway", status=502),
