@@ -48,6 +48,9 @@ HEAD_TIME: Micros = 30 * MICRO
 FLUSH_TIME: Micros = 10 * MICRO
 """Time in which a client may still take the bytes before a connection that is being dropped."""
 
+FORGET: Micros = 5 * MICRO
+"""A call whose client left has looked for its connection within that time."""
+
 LINK = "tidegate.link"
 """Name of the ASGI extension, whose value is the connection; `relay.Link` says what it offers."""
 
@@ -377,6 +380,12 @@ class Connection(HttpToolsProtocol):
         told, self.on_gone = self.on_gone, None
         if told is not None:
             told()
+        # What knows its connection would wait for the collector, for tens of thousands of calls.
+        self.parser = None  # type: ignore[assignment]  # nothing is parsed any more
+        if cycle is None or cycle.response_complete:
+            self._offer.clear()
+        else:
+            self._clock.after(FORGET, self._offer.clear)  # a call that just began looks for it
 
     @property
     def lost(self) -> bool:
