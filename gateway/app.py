@@ -227,6 +227,7 @@ class Gateway:
                 watch.run(),
                 machine.resuming.run(),
                 machine.tools.run(),
+                machine.spending.run(),
                 upkeep.run(),
             )
             others = [tasks.create_task(one) for one in running]

@@ -42,6 +42,7 @@ from gateway.record import MOST_REFUSALS, MOST_REFUSED_BYTES, Recorder, Refusals
 from gateway.resilience.breaker import State
 from gateway.resilience.budget import RetryBudget
 from gateway.sharing import Sharing
+from gateway.spending import Spending
 from gateway.steering import OwnLimits, Steering
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.traces import open_spans
@@ -165,6 +166,7 @@ class Machine:
         refused, refusals: What was refused before the pipeline, and who writes it down.
         tools: The tool plane below the layers.
         tasks, resuming: The store of what is durable, and who executes the calls held in it.
+        spending: Writes down what budgets have used.
     """
 
     def __init__(  # noqa: PLR0913 - what the process owns, each once
@@ -209,6 +211,7 @@ class Machine:
         secret = process_secret(settings.state_dir, settings.secret_file, secrets.token_bytes)
         self.hooks = Webhooks(clock)
         self.tasks = scheduler.open(settings.state_dir)
+        self.spending = Spending(self.store, self.tasks.usage, clock, log)
         self.resuming = self._resuming(rng)
         self.tools = Tools(
             Remote(self.transport, clock),
@@ -406,11 +409,13 @@ class Machine:
         return Tracing(self.spans, ratio=self.settings.trace_ratio, clock=self.clock, rng=rng)
 
     async def __aenter__(self) -> Machine:
-        """Ready to be used inside its loop."""
+        """Ready to be used inside its loop; budgets know what they have used."""
+        await self.spending.load()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Nothing is left: waiters shed, connections closed, threads ended."""
+        await self.spending.write()
         await self.store.close()
         await self.tools.close()
         await self.transport.close()

@@ -1,6 +1,6 @@
 """The one door into this room: opens the store and re-exports its values, decisions and errors.
 
-Held calls, effects and approvals. Tasks, usage and revisions come through the same door later.
+Held calls, effects, approvals and usage. Tasks and revisions come through the same door later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from scheduler.stores.base import (
     NewHold,
     Recovered,
     Refusal,
+    Spent,
     TaskStore,
+    Usage,
     Waiting,
 )
 from scheduler.stores.sqlite import SqliteStore
@@ -48,8 +50,8 @@ __all__ = [
     "FINAL", "LIVE", "Approval", "Approvals", "ApprovalsFull", "Bounds", "Caps", "Document",
     "Effect", "Effects", "Full", "Held", "HeldCalls", "HoldsFull", "IllegalTransition", "KeyReused",
     "LedgerFull", "Limits", "Message", "NewEffect", "NewHold", "NotCanonical", "Ramp", "Recovered",
-    "Refusal", "SchedulerError", "StaleEpoch", "Stand", "State", "StoreFault", "TaskStore",
-    "Unknown", "UnknownApproval", "UnknownEffect", "UnknownHold", "Waiting", "approvals",
+    "Refusal", "SchedulerError", "Spent", "StaleEpoch", "Stand", "State", "StoreFault", "TaskStore",
+    "Unknown", "UnknownApproval", "UnknownEffect", "UnknownHold", "Usage", "Waiting", "approvals",
     "canonical", "effects", "fingerprint", "open", "pause",
 ]  # fmt: skip
 

@@ -22,16 +22,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.admission import forecast
 from gateway.admission.core import Admit, Adopt, Caller, PoolCore, Settle, Shed
+from gateway.admission.periods import period
 from gateway.admission.store import DimensionView, LaneView, PoolView
 from gateway.admission.values import LANES
 from gateway.units import MICRO, MINUTE, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from gateway.admission.core import Ask, Dimension, Outcome, PoolSpec, Reply, Verdict
     from gateway.clock import Clock, Timer
     from gateway.units import Micros
+
+    Period = tuple[int, Micros, Micros, int]
+    """Of one dimension: its index, where its period begins and ends, what is used."""
 
 logger = logging.getLogger("tidegate.admission")
 
@@ -124,18 +128,23 @@ class Wait(asyncio.Future["Verdict"]):
 class _Pool:
     """One core with its waits and its alarm."""
 
-    __slots__ = ("caller", "conflict", "core", "timer", "waits")
+    __slots__ = ("caller", "conflict", "core", "timer", "told", "waits")
 
     def __init__(self, core: PoolCore) -> None:
         self.core = core
         self.caller = Caller(GATEWAY)
         self.conflict = False
         self.timer: Timer | None = None
+        self.told: list[Period] = []
         self.waits: dict[str, Wait] = {}
 
 
 class LocalStore:
-    """`PoolStore` over cores in this process. Used from one thread, the loop's."""
+    """`PoolStore` over cores in this process. Used from one thread, the loop's.
+
+    Attributes:
+        past: What a new pool's calendar dimensions had used before, by index; None knows nothing.
+    """
 
     def __init__(self, clock: Clock, *, max_pools: int = MAX_POOLS, cold: bool = False) -> None:
         """A store without pools.
@@ -151,6 +160,7 @@ class LocalStore:
         self._cold = cold
         self._pools: OrderedDict[str, _Pool] = OrderedDict()
         self._closed = False
+        self.past: Callable[[PoolSpec, list[Period]], dict[int, int]] | None = None
 
     # --- the protocol
 
@@ -283,6 +293,19 @@ class LocalStore:
         """Ticks of all pools alive; an idle store makes none."""
         return sum(pool.core.version for pool in self._pools.values())
 
+    def spent(self) -> Iterator[tuple[PoolSpec, list[Period]]]:
+        """The calendar dimensions of every pool in which something was used since last asked."""
+        for pool in self._pools.values():
+            periods = periods_of(pool.core)
+            if periods and periods != pool.told:
+                pool.told = periods
+                yield pool.core.spec, periods
+
+    def tell_again(self) -> None:
+        """What `spent` said last was lost."""
+        for pool in self._pools.values():
+            pool.told = []
+
     async def close(self) -> None:
         """Waiters get a soft `Shed`; timers are gone. Settlements are still taken."""
         self._closed = True
@@ -305,8 +328,12 @@ class LocalStore:
             self._forget_first(now)
         if len(self._pools) >= self._max_pools:
             return None
-        pool = _Pool(PoolCore(spec, now, cold=self._cold and spec.queue))
-        self._pools[spec.name] = pool
+        core = PoolCore(spec, now, cold=self._cold and spec.queue)
+        periods = periods_of(core)
+        if periods and self.past is not None:
+            for i, used in self.past(spec, periods).items():
+                core.meter.level[i] = max(core.meter.level[i], used)
+        pool = self._pools[spec.name] = _Pool(core)
         return pool
 
     def _forget_first(self, now: Micros) -> None:
@@ -395,6 +422,16 @@ class LocalStore:
             self._drop(pool, wait)
             if not wait.done():
                 wait.set_result(event)
+
+
+def periods_of(core: PoolCore) -> list[Period]:
+    """The present period of each calendar dimension, with what is used of it."""
+    meter = core.meter
+    return [
+        (i, *period(dim.calendar, dim.calendar_offset, meter.now), meter.level[i])
+        for i, dim in enumerate(meter.dims)
+        if dim.calendar
+    ]
 
 
 def _view(core: PoolCore) -> PoolView:

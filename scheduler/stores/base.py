@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from scheduler.approvals import Approval, Caps, Document, Move, Stand
     from scheduler.effects import Bounds, Effect, Judgment, Mark, NewEffect
     from scheduler.holds import Limits, State
@@ -373,8 +375,43 @@ class Approvals(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What was used of one calendar amount in one period.
+
+    Attributes:
+        pool, unit, calendar: Which amount: `agent:ada:money:day`, `money`, `day`.
+        start, until: The period.
+        used: Micro-units.
+    """
+
+    pool: str
+    unit: str
+    calendar: str
+    start: Micros
+    until: Micros
+    used: int
+
+
+class Usage(Protocol):
+    """What was spent of budgets."""
+
+    async def record(self, rows: Sequence[Spent], *, before: Micros) -> None:
+        """These stand as given; periods that ended before that instant are forgotten."""
+        ...
+
+    async def standing(self, *, now: Micros) -> list[Spent]:
+        """What was used of every amount in the period that holds `now`."""
+        ...
+
+
 class TaskStore(HeldCalls, Protocol):
     """Everything durable."""
+
+    @property
+    def usage(self) -> Usage:
+        """What was spent of budgets."""
+        ...
 
     @property
     def effects(self) -> Effects:

@@ -43,13 +43,14 @@ from scheduler.stores.consent import ConsentTable
 from scheduler.stores.lanes import Job, Lane
 from scheduler.stores.ledger import EffectTable
 from scheduler.stores.statements import statements
+from scheduler.stores.usage import UsageTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scheduler.units import Micros
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 CHECKPOINT_EVERY = 256
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Groups, or bytes of bodies, after which the reading thread copies the log into the database."""
@@ -147,6 +148,7 @@ class SqliteStore:
         )
         self.effects = EffectTable(self._writer, self._reader, wrote=self._wrote)
         self.approvals = ConsentTable(self._writer, self._reader)
+        self.usage = UsageTable(self._writer, self._reader)
 
     def __repr__(self) -> str:
         """Where it is: the test interface."""

@@ -633,3 +633,36 @@ def test_an_emulator_of_its_own_ends_by_signal(stage):
             assert emulator.err.read_text() == ""
 
     stage.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_daily_budget_outlasts_the_process(stage, end):
+    """Stopped or killed (two seconds after the last call): what was spent today stays spent."""
+    spender = "tg-spender-0123456789"
+    budget = policy(
+        agents={
+            "spender": {
+                "keys": [{"key": "${SPENDER_KEY}"}], "budgets": [{"tokens": 2_000, "per": "day"}],
+            },
+        }
+    )  # fmt: skip
+
+    async def scenario() -> None:
+        async with world(budget, keys={"SPENDER_KEY": spender}) as made:
+            body = {"model": "gpt-any", "messages": HELLO, "max_tokens": 300}
+            spend = request("/v1/chat/completions", body, key=spender)
+            answers = [await ask(made.gateway.port, spend)]
+            while answers[-1].status == 200 and len(answers) < 40:
+                answers.append(await ask(made.gateway.port, spend))
+            assert answers[-1].status == 429
+            if end == "kill":
+                await asyncio.sleep(2.5)
+                await made.gateway.kill()
+            else:
+                await made.gateway.stop()
+            await made.gateway.again()
+            again = await ask(made.gateway.port, spend)
+            assert again.status == 429
+            assert b"budget" in again.body
+
+    stage.run(scenario())
