@@ -41,6 +41,7 @@ from gateway.pipeline import Parts, held_pipeline
 from gateway.record import MOST_REFUSALS, MOST_REFUSED_BYTES, Recorder, Refusals
 from gateway.resilience.breaker import State
 from gateway.resilience.budget import RetryBudget
+from gateway.sealing import AesSeal
 from gateway.sharing import Sharing
 from gateway.spending import Spending
 from gateway.steering import OwnLimits, Steering
@@ -210,7 +211,8 @@ class Machine:
         self.spawn: Spawn | None = None
         secret = process_secret(settings.state_dir, settings.secret_file, secrets.token_bytes)
         self.hooks = Webhooks(clock)
-        self.tasks = scheduler.open(settings.state_dir)
+        seal = AesSeal(derive(secret, "holds"), secrets.token_bytes)
+        self.tasks = scheduler.open(settings.state_dir, seal=seal)
         self.spending = Spending(self.store, self.tasks.usage, clock, log)
         self.resuming = self._resuming(rng)
         self.tools = Tools(

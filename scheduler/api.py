@@ -41,28 +41,73 @@ from scheduler.stores.base import (
     Usage,
     Waiting,
 )
+from scheduler.stores.bodies import Seal, Unreadable
 from scheduler.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "FINAL", "LIVE", "Approval", "Approvals", "ApprovalsFull", "Bounds", "Caps", "Document",
-    "Effect", "Effects", "Full", "Held", "HeldCalls", "HoldsFull", "IllegalTransition", "KeyReused",
-    "LedgerFull", "Limits", "Message", "NewEffect", "NewHold", "NotCanonical", "Ramp", "Recovered",
-    "Refusal", "SchedulerError", "Spent", "StaleEpoch", "Stand", "State", "StoreFault", "TaskStore",
-    "Unknown", "UnknownApproval", "UnknownEffect", "UnknownHold", "Usage", "Waiting", "approvals",
-    "canonical", "effects", "fingerprint", "open", "pause",
+    "FINAL",
+    "LIVE",
+    "Approval",
+    "Approvals",
+    "ApprovalsFull",
+    "Bounds",
+    "Caps",
+    "Document",
+    "Effect",
+    "Effects",
+    "Full",
+    "Held",
+    "HeldCalls",
+    "HoldsFull",
+    "IllegalTransition",
+    "KeyReused",
+    "LedgerFull",
+    "Limits",
+    "Message",
+    "NewEffect",
+    "NewHold",
+    "NotCanonical",
+    "Ramp",
+    "Recovered",
+    "Refusal",
+    "SchedulerError",
+    "Seal",
+    "Spent",
+    "StaleEpoch",
+    "Stand",
+    "State",
+    "StoreFault",
+    "TaskStore",
+    "Unknown",
+    "UnknownApproval",
+    "UnknownEffect",
+    "UnknownHold",
+    "Unreadable",
+    "Usage",
+    "Waiting",
+    "approvals",
+    "canonical",
+    "effects",
+    "fingerprint",
+    "open",
+    "pause",
 ]  # fmt: skip
 
 FILE = "tasks.db"
 """Name of the embedded store in the state folder."""
 
 
-def open(state_dir: Path) -> TaskStore:  # noqa: A001 - the design's word
+def open(state_dir: Path, *, seal: Seal | None = None) -> TaskStore:  # noqa: A001 - the design's word
     """The embedded store of that state folder, made when first opened. Blocks: call it at start.
+
+    Args:
+        state_dir: The folder.
+        seal: Makes the bodies of held calls unreadable for whoever finds the file.
 
     Raises:
         StoreFault: It cannot be used; the message is one clear sentence.
     """
-    return SqliteStore(state_dir / FILE)
+    return SqliteStore(state_dir / FILE, seal=seal)

@@ -14,7 +14,7 @@ import orjson
 from gateway import webhooks
 from gateway.errors import CallerFault
 from gateway.holds.rows import reply_value, shown
-from scheduler.api import SchedulerError, State
+from scheduler.api import SchedulerError, State, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,10 @@ class Pushing:
             one = webhooks.check(held.webhook, rules)
         except CallerFault as error:  # policy has changed since it was held
             return webhooks.Undelivered(error.message, again=False)
-        body = await self._payload(held)
+        try:
+            body = await self._payload(held)
+        except Unreadable as fault:  # it will not become readable by asking again
+            return webhooks.Undelivered(str(fault), again=False)
         return await self._hooks.send(one, body, id=f"{held.id}.result", rules=rules)
 
     async def _payload(self, held: Held) -> bytes:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sqlite3
 from dataclasses import fields
@@ -39,6 +38,7 @@ from scheduler.errors import (
 from scheduler.holds import FINAL, LIVE, Event, Limits, State, move
 from scheduler.stores import locks
 from scheduler.stores.base import Held, Message, NewHold, Recovered, Refusal, Waiting
+from scheduler.stores.bodies import Bodies, Seal, Unreadable
 from scheduler.stores.consent import ConsentTable
 from scheduler.stores.lanes import Job, Lane
 from scheduler.stores.ledger import EffectTable
@@ -67,19 +67,6 @@ PRAGMAS = (
 
 
 # --- statements -----------------------------------------------------------------------------------
-
-
-def _headers_out(message: Message) -> str:
-    pairs = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in message.headers]
-    return json.dumps(pairs)
-
-
-def _message(row: sqlite3.Row) -> Message:
-    pairs = [
-        (name.encode("latin-1"), value.encode("latin-1"))
-        for name, value in json.loads(row["headers"])
-    ]
-    return Message(headers=pairs, body=bytes(row["body"]), status=row["status"])
 
 
 def _held(row: sqlite3.Row) -> Held:
@@ -120,12 +107,14 @@ class SqliteStore:
 
     Args:
         path: The database file, or ":memory:" for tests: one connection, no locks, one thread.
+        seal: Makes bodies unreadable for whoever finds the file; None writes them in plain.
 
     Raises:
         StoreFault: The file cannot be used; the message says why and what to do.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, seal: Seal | None = None) -> None:
+        self._bodies = Bodies(seal)
         self._sql = statements("held_calls.sql")
         self._path = None if str(path) == MEMORY else Path(path).absolute()
         self._groups = self._written = 0
@@ -287,16 +276,7 @@ class SqliteStore:
 
     def _keep_body(self, db: sqlite3.Connection, hold: str, part: str, message: Message) -> None:
         self._wrote(len(message.body))
-        db.execute(
-            self._sql["keep_body"],
-            {
-                "id": hold,
-                "part": part,
-                "status": message.status,
-                "headers": _headers_out(message),
-                "body": message.body,
-            },
-        )
+        db.execute(self._sql["keep_body"], self._bodies.columns(message, hold, part))
 
     def _row(self, db: sqlite3.Connection, hold: str) -> Held:
         row = db.execute(self._sql["by_id"], {"id": hold}).fetchone()
@@ -325,11 +305,25 @@ class SqliteStore:
                 if found and left < 0:
                     break
                 db.execute(self._sql["claim"], {"id": row["id"]})
-                body = db.execute(self._sql["body"], {"id": row["id"], "part": "request"})
-                found.append((self._row(db, row["id"]), _message(body.fetchone())))
+                request = self._request(db, row["id"], now)
+                if request is not None:
+                    found.append((self._row(db, row["id"]), request))
             return found
 
         return await self._writer.ask(claim)
+
+    def _request(self, db: sqlite3.Connection, hold: str, now: Micros) -> Message | None:
+        """The request of a call just claimed; one that nobody can read any more is refused."""
+        row = db.execute(self._sql["body"], {"id": hold, "part": "request"}).fetchone()
+        try:
+            return self._bodies.message(row, hold, "request")
+        except Unreadable:
+            said = Refusal(
+                status=500, code="hold_unreadable",
+                message="The call was held under another secret of the gateway and cannot be read.",
+            )  # fmt: skip
+            self._finish(db, hold, self._row(db, hold).epoch, Event.REFUSE, said, now=now)
+            return None
 
     async def sending(self, hold: str, epoch: int, *, to: str, now: Micros) -> None:
         """See `HeldCalls`."""
@@ -488,7 +482,7 @@ class SqliteStore:
 
         def read(db: sqlite3.Connection) -> Message | None:
             row = db.execute(self._sql["body"], {"id": hold, "part": "reply"}).fetchone()
-            return None if row is None else _message(row)
+            return None if row is None else self._bodies.message(row, hold, "reply")
 
         return await self._reader.ask(read)
 

@@ -517,6 +517,8 @@ def test_holds_survive_kill_9_and_a_restart_and_are_served_exactly_once(mortal):
         await trip(place)
         paths = [await held(place, f"needle-{n:02d}") for n in range(10)]
         await place.gateway.kill()
+        for file in place.gateway.state.glob("tasks.db*"):
+            assert b"needle-" not in file.read_bytes(), f"a prompt lies readable in {file.name}"
         await place.gateway.again()
         place.upstream.forget()
         await place.emulator.faults()
