@@ -157,22 +157,22 @@ class InputBias:
         bias = self._factors.get((model, tools, images))
         return 1.0 if bias is None else bias.factor
 
-    def apply(self, model: str, counted: Tokens, *, tools: bool, images: bool) -> Tokens:
-        """The counted tokens as the provider would count them, rounded up."""
-        bias = self._factors.get((model, tools, images))
-        return counted if bias is None else ceil(counted * bias.factor)
-
     def learn(
-        self, model: str, *, estimated: Tokens, reported: Tokens, tools: bool, images: bool
+        self, model: str, *, counted: float, reported: Tokens, tools: bool, images: bool
     ) -> None:
-        """The provider counted `reported` where we expected `estimated`, bias applied."""
-        if estimated <= 0 or reported <= 0:
+        """The provider counted `reported` where our tokenizer counted `counted`, without bias.
+
+        The first reports count in full, and what was expected by another bias counts by itself:
+        of hundreds of calls that begin together, each would else correct what the others have
+        corrected already.
+        """
+        if counted <= 0 or reported <= 0:
             return
         bias = self._factors.made((model, tools, images))
         bias.samples += 1
-        target = bias.factor * reported / estimated
+        target = reported / counted
         target = min(MOST_BIAS, max(LEAST_BIAS, target))
-        bias.factor += max(ALPHA, 1 / (bias.samples + 1)) * (target - bias.factor)
+        bias.factor += max(ALPHA, 1 / bias.samples) * (target - bias.factor)
 
 
 class CacheShare:

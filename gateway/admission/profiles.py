@@ -107,6 +107,7 @@ class Estimate:
         cap: Effective output cap of the request times n; None where the request names none.
         money: Predicted price of the call.
         exact: False where a fallback counted.
+        bias: What `input` was multiplied by.
         high: The learned p99 of output, reserved where neither call nor provider names a cap; None
             where nothing was learned, then `output` stands in.
     """
@@ -117,6 +118,7 @@ class Estimate:
     cached: Tokens = 0
     money: MicroUsd = 0
     exact: bool = True
+    bias: float = 1.0
     high: Tokens | None = None
 
 

@@ -8,6 +8,7 @@ because tokenizers and prices differ, and what settle teaches.
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from math import ceil
 from typing import TYPE_CHECKING
 
 from gateway.call import Call, Dialect, Estimate, Layer, Reply, Service, Usage, VerdictNote
@@ -90,9 +91,8 @@ class Estimating:
         assert fields is not None  # noqa: S101 - only parsed routes come here
         assert principal is not None  # noqa: S101 - identify ran
         learned, model, agent = self._learned, deployment.id, principal.rule.id
-        tokens = learned.bias.apply(
-            model, counted.tokens, tools=fields.has_tools, images=fields.has_images
-        )
+        bias = learned.bias.factor(model, tools=fields.has_tools, images=fields.has_images)
+        tokens = ceil(counted.tokens * bias)
         cap, output, high = fields.cap, 0, None
         if call.dialect is Dialect.EMBEDDINGS:
             cap = 0
@@ -111,6 +111,7 @@ class Estimating:
             cached=cached,
             money=predicted_price(tokens, cached, output, deployment.price),
             exact=counted.exact,
+            bias=bias,
             high=high,
         )
 
@@ -124,7 +125,7 @@ class Estimating:
         total = (usage.input or 0) + (usage.cache_read or 0) + (usage.cache_write or 0)
         learned.bias.learn(
             deployment.id,
-            estimated=estimate.input,
+            counted=estimate.input / estimate.bias,
             reported=total,
             tools=fields.has_tools,
             images=fields.has_images,

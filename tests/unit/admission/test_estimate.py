@@ -61,29 +61,35 @@ def test_a_prediction_is_never_negative_and_never_above_the_cap():
     assert learned.outputs.high("m", "a") == 1_800
 
 
-def test_the_bias_converges_though_it_is_learned_from_biased_estimates():
+def test_the_bias_converges_to_what_the_provider_counts():
     learned = Learned()
-    for _ in range(200):
-        estimated = learned.bias.apply("m", 1_000, tools=True, images=False)
-        learned.bias.learn("m", estimated=estimated, reported=1_300, tools=True, images=False)
-    assert learned.bias.apply("m", 1_000, tools=True, images=False) == pytest.approx(
-        1_300, rel=0.01
-    )
-    assert learned.bias.apply("m", 1_000, tools=False, images=False) == 1_000
+    for _ in range(50):
+        learned.bias.learn("m", counted=1_000, reported=1_300, tools=True, images=False)
+    assert learned.bias.factor("m", tools=True, images=False) == pytest.approx(1.3, rel=0.01)
+    assert learned.bias.factor("m", tools=False, images=False) == 1.0
+
+
+def test_calls_that_began_together_do_not_correct_each_other():
+    bias = InputBias()
+    bias.learn("m", counted=1_000, reported=1_500, tools=False, images=False)
+    assert bias.factor("m", tools=False, images=False) == 1.5  # the first report counts in full
+    for _ in range(99):  # all of them were counted before anything was learned
+        bias.learn("m", counted=1_000, reported=1_500, tools=False, images=False)
+    assert bias.factor("m", tools=False, images=False) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(("reported", "factor"), [(1, 0.5), (10**9, 3.0)])
 def test_a_broken_report_moves_the_bias_no_further_than_its_bounds(reported, factor):
     bias = InputBias()
     for _ in range(500):
-        bias.learn("m", estimated=100, reported=reported, tools=False, images=False)
+        bias.learn("m", counted=100, reported=reported, tools=False, images=False)
     assert bias.factor("m", tools=False, images=False) == pytest.approx(factor, abs=0.01)
 
 
 def test_nothing_is_learned_from_nothing():
     bias, cache = InputBias(), CacheShare()
-    bias.learn("m", estimated=0, reported=5, tools=False, images=False)
-    bias.learn("m", estimated=5, reported=0, tools=False, images=False)
+    bias.learn("m", counted=0, reported=5, tools=False, images=False)
+    bias.learn("m", counted=5, reported=0, tools=False, images=False)
     cache.learn("s", read=5, of=0)
     cache.learn("s", read=9, of=5)
     cache.learn("s", read=-1, of=5)

@@ -110,3 +110,16 @@ def test_a_model_is_served_in_its_own_dialect_only():
             await estimated(call, estimating)
 
     run(main())
+
+
+def test_calls_counted_before_anything_was_learned_do_not_correct_each_other():
+    async def main():
+        estimating, _ = await counting()
+        calls = [made(asking(300)) for _ in range(20)]
+        for call in calls:
+            await estimated(call, estimating)
+        for call in calls:
+            estimating.learn(call, Usage(input=614, output=1))
+        return (await estimated(made(asking(300)), estimating)).input
+
+    assert run(main()) == 614
