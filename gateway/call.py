@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from gateway.admission.profiles import Accounting, Estimate, Usage
+from gateway.resilience.attempts import Kind
 from gateway.toolcall import ToolCall
 from gateway.units import Micros, RuleId, Tokens, valueclass
 
@@ -321,19 +322,6 @@ class HeldCall(Call):
     who: Remembered
     sending: Callable[[str], Awaitable[None]]
     doubtful: bool
-
-
-class Kind(StrEnum):
-    """What an upstream's bad answer means (`admission.md` §2.3)."""
-
-    QUOTA = "quota"
-    RAMP = "ramp"
-    CAPACITY = "capacity"
-    PERIOD = "period"
-    MONEY = "money"
-    AUTH = "auth"
-    CALLER = "caller"
-    FAULT = "fault"
 
 
 class Source(Protocol):

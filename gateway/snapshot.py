@@ -23,6 +23,8 @@ from gateway.units import MICRO, Micros, MicroUsd, Mode, RuleId, Tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gateway.admission.profiles import Usage
+
 __all__ = [
     "Accounting", "AgentRule", "ApiKey", "BackoffRules", "BreakerRules", "Credential", "Deployment",
     "EdgeRules", "JwtIssuer", "KeyPattern", "Listeners", "LogRules", "LoopRules", "Mode", "Model",
@@ -169,6 +171,27 @@ class Price:
     cache_read: MicroUsd = 0
     cache_write: MicroUsd = 0
 
+    def of(self, usage: Usage) -> MicroUsd:
+        """What this usage cost, rounded up."""
+        total = (
+            (usage.input or 0) * self.input
+            + (usage.output or 0) * self.output
+            + (usage.cache_read or 0) * self.cache_read
+            + (usage.cache_write or 0) * self.cache_write
+        )
+        return -(-total // 1_000_000)
+
+    def expected(self, tokens: Tokens, cached: Tokens, output: Tokens) -> MicroUsd:
+        """What a call of so many input tokens is expected to cost, rounded up.
+
+        Args:
+            tokens: Input, the cached share included.
+            cached: The share expected to be read from the provider's cache.
+            output: Predicted output.
+        """
+        total = (tokens - cached) * self.input + cached * self.cache_read + output * self.output
+        return -(-total // 1_000_000)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
@@ -283,6 +306,16 @@ class AgentRule:
     match: tuple[tuple[str, str], ...] = ()
     many: bool = False
     because: RuleId = ""
+
+    def concrete(self, name: str) -> AgentRule:
+        """The rule of one agent: itself, or for a rule of many one with pools of its own."""
+        if not self.many:
+            return self
+
+        def own(pools: tuple[PoolSpec, ...]) -> tuple[PoolSpec, ...]:
+            return tuple(replace(pool, name=pool.name.replace("{id}", name)) for pool in pools)
+
+        return replace(self, id=name, pools=own(self.pools), tenant_pools=own(self.tenant_pools))
 
     def accounting_for(self, pool: str) -> Accounting:
         """How one of its own or its tenant's pools, given by name, charges tokens.

@@ -11,13 +11,27 @@ from __future__ import annotations
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gateway.units import Micros
+from gateway.units import MICRO, Micros
 
 MAX_TICKET = 512
+SOFT: Micros = 60 * MICRO
+"""Coming back within a minute is worth saying; SDKs treat longer waits wildly differently."""
+SLACK: Micros = 2 * MICRO
+"""A limit per minute frees its first unit after a minute and its log's spread: still a minute."""
 SIGNATURE = 16
+
+
+def come_back(eta: Micros, patience: Micros) -> Micros | None:
+    """When a refused call shall return: ETA minus half of what it may wait; None says never.
+
+    Args:
+        eta: Predicted wait of the call.
+        patience: What it may wait in that pool. A limit of the caller's own may allow no wait at
+            all: who came back early would be refused again, so there it is the whole ETA.
+    """
+    wait = max(MICRO, eta - patience // 2)
+    return None if wait > SOFT + SLACK else min(wait, SOFT)
 
 
 class Tickets:

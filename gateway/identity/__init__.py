@@ -44,9 +44,8 @@ from gateway.identity.keysets import JWKS_FIRST_PAUSE, JWKS_KEPT, Fetch, KeySets
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable
 
-    from gateway.admission.core import PoolSpec
     from gateway.call import HeaderList
     from gateway.clock import Clock
     from gateway.snapshot import AgentRule, JwtIssuer, Snapshot
@@ -125,20 +124,9 @@ def forwarded(headers: HeaderList) -> bool:
 # --- principals -------------------------------------------------------------------------------
 
 
-def instantiate(rule: AgentRule, name: str) -> AgentRule:
-    """The rule of one concrete agent: itself, or for a rule of many one with pools of its own."""
-    if not rule.many:
-        return rule
-
-    def own(pools: Iterable[PoolSpec]) -> tuple[PoolSpec, ...]:
-        return tuple(replace(pool, name=pool.name.replace("{id}", name)) for pool in pools)
-
-    return replace(rule, id=name, pools=own(rule.pools), tenant_pools=own(rule.tenant_pools))
-
-
 def principal_of(rule: AgentRule, *, credential: str, name: str, expires: float = 0.0) -> Principal:
     """The principal that a rule gives to a credential; `name` is the agent's in a rule of many."""
-    rule = instantiate(rule, name)
+    rule = rule.concrete(name)
     return Principal(
         id=credential,
         agent=rule.id,

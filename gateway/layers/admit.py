@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.admission.core import Admit, Ask, Late, Never, PoolSpec, Shed, Verdict
-from gateway.admission.places import Tickets
+from gateway.admission.places import Tickets, come_back
 from gateway.admission.profiles import Accounting, Usage, reserve, settle
 from gateway.admission.slopes import Slopes
 from gateway.admission.store import Outcome, PoolStore
@@ -34,10 +34,6 @@ DIGESTED = 4096
 """Bytes of a body's head and tail that name a kept place: resending clients send the same bytes,
 and a collision only costs its own principal a place in line."""
 
-SOFT: Micros = 60 * MICRO
-"""Coming back within a minute is worth saying; SDKs treat longer waits wildly differently."""
-SLACK: Micros = 2 * MICRO
-"""A limit per minute frees its first unit after a minute and its log's spread: still a minute."""
 OF_TOOLS = "tool:"
 """Beginning of the names of pools that rules of tools make."""
 REFUSALS = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
@@ -360,17 +356,10 @@ class Grants:
         )  # fmt: skip
 
     def _come_back(self, spec: PoolSpec, eta: Micros) -> Micros | None:
-        """ETA minus half of what the call may wait here; None (hard) if that is above a minute.
-
-        A limit of the caller's own may allow no wait at all: who came back early would be refused
-        again, so there it is the whole ETA.
-        """
+        """When to return to that pool; None (a hard refusal) if that is too far away."""
         patience = max(0, self._call.deadline - self._call.received)
         own = self._wait_for(spec.name) if self._wait_for is not None else None
-        if own is not None:
-            patience = min(patience, own)
-        wait = max(MICRO, eta - patience // 2)
-        return None if wait > SOFT + SLACK else min(wait, SOFT)
+        return come_back(eta, patience if own is None else min(patience, own))
 
     def _keep_place(self, spec: PoolSpec, verdict: Shed | Late, wait: Micros | None) -> str | None:
         call, tickets = self._call, self._admission.tickets

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gateway.admission.estimate import Learned
-    from gateway.snapshot import Price, Provider, Snapshot
+    from gateway.snapshot import Provider, Snapshot
     from gateway.tokens import Counter
 
 NOTHING = Estimate(input=0, output=0)
@@ -109,7 +109,7 @@ class Estimating:
             output=output,
             cap=cap,
             cached=cached,
-            money=predicted_price(tokens, cached, output, deployment.price),
+            money=deployment.price.expected(tokens, cached, output),
             exact=counted.exact,
             bias=bias,
             high=high,
@@ -134,13 +134,6 @@ class Estimating:
             learned.outputs.learn(deployment.id, principal.rule.id, usage.output or 0)
         if call.session:
             learned.cache.learn(call.session, read=usage.cache_read or 0, of=total)
-
-
-def predicted_price(tokens: int, cached: int, output: int, price: Price) -> int:
-    """Micro-dollars the call is expected to cost, rounded up."""
-    fresh = tokens - cached
-    total = fresh * price.input + cached * price.cache_read + output * price.output
-    return -(-total // 1_000_000)
 
 
 def passthrough_of(snapshot: Snapshot, call: Call) -> Deployment | None:

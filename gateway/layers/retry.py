@@ -9,28 +9,22 @@ begun.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import UpstreamFault, UpstreamTimeout, UpstreamUnreachable
-from gateway.resilience.backoff import next_delay, wait_for
+from gateway.resilience.attempts import BACKED_OFF, REQUEUED, Again, Attempts, decide
+from gateway.resilience.backoff import next_delay
 from gateway.resilience.budget import RetryBudget
-from gateway.units import MICRO, Micros, Mode, Rng
+from gateway.units import MICRO, Micros, Rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.clock import Clock
-    from gateway.resilience.backoff import BackoffRules
 
-REQUEUED = frozenset({Kind.QUOTA, Kind.RAMP})
-BACKED_OFF = frozenset({Kind.CAPACITY, Kind.FAULT})
-OTHER_KEY = frozenset({Kind.AUTH, Kind.MONEY, Kind.PERIOD})
 MOST_PURSES = 10_000
 """Principals whose own budget is remembered."""
-MOST_KEYS = 8
-"""Credentials one call may try."""
 REPEATABLE = (UpstreamTimeout, UpstreamUnreachable)
 
 
@@ -40,93 +34,6 @@ class Spares(Protocol):
     def other_credential(self, call: Call) -> bool:
         """True if the next attempt would use a healthy credential other than the last one."""
         ...
-
-
-@dataclass(slots=True)
-class Attempts:
-    """How often one call has tried."""
-
-    backoffs: int = 0
-    requeues: int = 0
-    keys: int = 0
-    delay: Micros = 0
-
-    def count(self, ruling: Again) -> None:
-        """One more attempt of that kind."""
-        if ruling.why == "backoff":
-            self.backoffs += 1
-        elif ruling.why == "requeue":
-            self.requeues += 1
-        else:
-            self.keys += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    """Try again after that long; `why` goes into the chain of verdicts."""
-
-    wait: Micros
-    why: str
-
-
-def decide(  # noqa: PLR0913 - one decision, every fact of it named
-    *,
-    kind: Kind,
-    retry_after: Micros | None,
-    rules: BackoffRules,
-    tried: Attempts,
-    remaining: Micros,
-    other_key: bool,
-    rng: Rng,
-) -> Again | str:
-    """Whether to try again, and when; a string says why not.
-
-    Args:
-        kind: What the failed attempt means.
-        retry_after: The provider's word, or None.
-        rules: Of the policy in force.
-        tried: So far; the caller counts up.
-        remaining: Micros until the call's deadline.
-        other_key: Whether a healthy credential other than the refused one exists.
-        rng: Draws the jitter.
-    """
-    if rules.mode is not Mode.ENFORCE:
-        return "retry is off"
-    if kind in OTHER_KEY:
-        spare = other_key and tried.keys < MOST_KEYS
-        return Again(0, "other credential") if spare else f"{kind.value} is never retried"
-    if kind in REQUEUED:
-        return requeue(retry_after, rules, tried, remaining, other_key=other_key)
-    if kind not in BACKED_OFF:
-        return f"{kind.value} is never retried"
-    if tried.backoffs + 1 >= rules.attempts:
-        return f"{rules.attempts} attempts used"
-    if retry_after is not None and retry_after > rules.max_retry_after:
-        return "the stated wait is longer than policy waits"
-    delay = next_delay(rules, previous=tried.delay, attempt=tried.backoffs + 1, rng=rng)
-    wait = wait_for(rules, delay=delay, retry_after=retry_after, rng=rng)
-    if wait > remaining:
-        return "the wait lies beyond the deadline"
-    tried.delay = delay
-    return Again(wait, "backoff")
-
-
-def requeue(
-    retry_after: Micros | None,
-    rules: BackoffRules,
-    tried: Attempts,
-    remaining: Micros,
-    *,
-    other_key: bool,
-) -> Again | str:
-    """A quota or ramp refusal: back into the pool with the original place, as far as allowed."""
-    if other_key and tried.keys < MOST_KEYS:
-        return Again(0, "other credential")
-    if tried.requeues >= rules.requeues:
-        return f"{rules.requeues} requeues used"
-    if retry_after is not None and retry_after > min(remaining, rules.max_retry_after):
-        return "the stated reset lies beyond what may be waited"
-    return Again(0, "requeue")
 
 
 def may_repeat(call: Call, outcome: Reply | UpstreamFault) -> bool:

@@ -37,17 +37,6 @@ MAX_ANSWER = 8 * 1024 * 1024
 BYTES_PER_TOKEN = 4
 
 
-def price_of(usage: Usage, price: Price) -> int:
-    """Micro-dollars of this usage, rounded up."""
-    total = (
-        (usage.input or 0) * price.input
-        + (usage.output or 0) * price.output
-        + (usage.cache_read or 0) * price.cache_read
-        + (usage.cache_write or 0) * price.cache_write
-    )
-    return -(-total // 1_000_000)
-
-
 def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: Price) -> Usage:
     """The usage to settle by: as reported, else the prompt's estimate and what streamed."""
     if reported is None:
@@ -63,7 +52,7 @@ def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: 
         )
     else:
         usage = reported
-    money = price_of(usage, price)
+    money = price.of(usage)
     return usage if money == usage.money else replace(usage, money=money)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gateway.call import Usage
-from gateway.layers.estimate import predicted_price
-from gateway.layers.settle import price_of
 from gateway.snapshot import Price
 from tests.unit.policy.sample import SMALL, snapshot
 
@@ -31,14 +29,14 @@ def compiled(price: str) -> Price:
 )
 def test_each_kind_of_token_has_its_price_and_nothing_is_free_unless_policy_says_so(price, dollars):
     usage = Usage(input=MILLION, output=MILLION, cache_read=MILLION, cache_write=MILLION)
-    assert price_of(usage, compiled(price)) == dollars * MILLION
+    assert compiled(price).of(usage) == dollars * MILLION
 
 
 def test_a_cached_prompt_is_expected_to_cost_what_its_cache_costs():
     free, dear = compiled("{input: 2, output: 0, cache_read: 0}"), compiled("{input: 2, output: 0}")
-    assert predicted_price(MILLION, MILLION, 0, free) == 0
-    assert predicted_price(MILLION, MILLION, 0, dear) == 2 * MILLION
+    assert free.expected(MILLION, MILLION, 0) == 0
+    assert dear.expected(MILLION, MILLION, 0) == 2 * MILLION
 
 
 def test_a_fraction_of_a_micro_dollar_is_one():
-    assert price_of(Usage(input=1, output=0), compiled("{input: 0.1, output: 0}")) == 1
+    assert compiled("{input: 0.1, output: 0}").of(Usage(input=1, output=0)) == 1

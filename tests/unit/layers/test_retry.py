@@ -6,7 +6,8 @@ import pytest
 
 from gateway.call import Bytes, Call, Dialect, Family, Kind, Principal, Reply
 from gateway.clock import LoopClock
-from gateway.layers.retry import Again, Attempts, Retrying, decide
+from gateway.layers.retry import Retrying
+from gateway.resilience.attempts import Again, Attempts, decide
 from gateway.resilience.backoff import BackoffRules
 from gateway.resilience.budget import RetryBudget
 from gateway.snapshot import AgentRule, Snapshot
