@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := $(or $(VIRTUAL_ENV),$(UV_PROJECT_ENVIRONMENT),.venv)
 BIN := $(VENV)/bin
 
-.PHONY: run test test-all integration servers twin-nightly check e2e-claude fmt lint types arch schema lock lock-check bench load docs e2e-clients clean
+.PHONY: run test test-all integration servers twin-nightly check e2e-claude fmt lint types arch schema lock lock-check bench load sim sim-12m docs e2e-clients clean
 
 run: $(VENV)/.ready
 	@$(BIN)/tidegate serve
@@ -73,6 +73,14 @@ lock-check: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(BIN)/python -m loadtests.hotpath --json
 	$(BIN)/python -m loadtests.streams --json
+
+# The comparison of admission strategies in virtual time, from fixed seeds: about 30 s.
+sim: $(VENV)/.ready
+	$(BIN)/tidegate simulate scenarios/table-*.yaml --jobs 2
+
+# Twelve million calls; half an hour on two cores. What came of it last: docs/simulation.md.
+sim-12m: $(VENV)/.ready
+	$(BIN)/tidegate simulate scenarios/long-*.yaml --jobs 2 --json
 
 load: $(VENV)/.ready
 	$(BIN)/locust -f loadtests/locustfile.py,loadtests/shapes.py --headless --only-summary

@@ -10,6 +10,7 @@ approvals      questions of agents to humans: list, show, grant, deny; an approv
 effects        tool calls whose outcome is unknown: list, resolve
 loops          reset what loop rules remember of a session or workflow
 key            a new agent key and the line for the policy file
+simulate       a scenario or a recorded trace in virtual time, under one or several policies
 doctor         what this installation can and cannot do here
 agent, guest   sandboxed agents on this machine: run, resume, register, logs; interpreters
 """
@@ -34,7 +35,6 @@ ELSEWHERE = {"agent": (), "guest": ("guest",)}
 MOST_WORKERS = 128
 LATER = {
     "worker": "the execution tier",
-    "simulate": "the fleet issue",
     "task": "the execution tier",
     "dlq": "the execution tier",
     "schedules": "the execution tier",
@@ -85,6 +85,13 @@ def port(text: str) -> int:
     """A TCP port of the command line."""
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r}: a port from 0 to 65535 is allowed")
+    return int(text)
+
+
+def jobs(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 1 <= int(text) <= 256:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to 256 is allowed")
     return int(text)
 
 
@@ -174,6 +181,7 @@ def parser() -> argparse.ArgumentParser:
 
     approvals_parser(commands)
     effects_parser(commands)
+    add_simulate(commands)
 
     doctor = commands.add_parser("doctor", help="what works here, what does not, and why")
     doctor.set_defaults(run=run_doctor)
@@ -220,6 +228,24 @@ def effects_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     for deed in (listed, resolve):
         deed.add_argument("--admin", default="", help=ADMIN_HELP)
     group.set_defaults(run=run_effects)
+
+
+def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command line of `simulate`."""
+    simulate = commands.add_parser(
+        "simulate", help="play a scenario or a recorded trace in virtual time"
+    )
+    simulate.add_argument("scenario", type=Path, nargs="+", help="YAML files; docs/simulation.md")
+    simulate.add_argument(
+        "--policy", type=Path, action="append", default=[],
+        help="policy file or folder instead of the scenario's; several are compared side by side",
+    )  # fmt: skip
+    simulate.add_argument("--trace", type=Path, help="access log or JSONL to replay as the demand")
+    simulate.add_argument("--seed", type=int, help="instead of the scenario's")
+    simulate.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    simulate.add_argument("--html", type=Path, help="write the report as one page")
+    simulate.add_argument("--jobs", type=jobs, default=1, help="runs at once (default 1)")
+    simulate.set_defaults(run=run_simulate)
 
 
 def version() -> str:
@@ -367,6 +393,25 @@ def run_key(options: argparse.Namespace) -> None:
         raise
     print(f"key (give it to the agent; it is shown only now):\n  {key}\n")
     print(f'policy (agents.NAME.keys):\n  - "{stored}"')
+
+
+def run_simulate(options: argparse.Namespace) -> None:
+    """Play the scenarios and print what came of them."""
+    from gateway.simulation import Failed, Wish, play
+
+    wish = Wish(
+        scenarios=tuple(options.scenario),
+        policies=tuple(options.policy),
+        trace=options.trace,
+        seed=options.seed,
+        jobs=options.jobs,
+        html=options.html,
+        as_json=options.json,
+    )
+    try:
+        sys.stdout.write(play(wish))
+    except Failed as wrong:
+        fail(str(wrong))
 
 
 def run_doctor(_options: argparse.Namespace) -> None:

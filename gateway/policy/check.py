@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from gateway.policy.load import Policy
+
 PROVIDED: Final[Mapping[str, str]] = {
     "TIDEGATE_DEV_KEY": "tg_dev_0123456789abcdef0123456789abcdef",
     "TIDEGATE_EMULATOR_URL": "http://127.0.0.1:9",
@@ -71,10 +73,7 @@ def check(path: Path, env: Mapping[str, str], *, secrets: bool = True) -> CheckR
     """
     known = {**PROVIDED, **env}
     try:
-        if secrets:
-            policy = load(path, env=known)
-        else:
-            policy = load(path, env=_Placeholders(known), read_secret=_placeholder)
+        policy = load(path, env=known) if secrets else load_without_secrets(path, known)
         compiled(policy, revision=1)
     except PolicyError as wrong:
         return CheckResult(ok=False, path=str(path), problems=wrong.problems)
@@ -90,6 +89,15 @@ def check(path: Path, env: Mapping[str, str], *, secrets: bool = True) -> CheckR
             (name, len(getattr(rules, name))) for name in sections if getattr(rules, name)
         ),
     )
+
+
+def load_without_secrets(path: Path, env: Mapping[str, str]) -> Policy:
+    """The policy, for those who will not serve it: absent secrets have placeholders.
+
+    Raises:
+        PolicyError: With every problem found; references are checked in form only.
+    """
+    return load(path, env=_Placeholders({**PROVIDED, **env}), read_secret=_placeholder)
 
 
 def _placeholder(name: str) -> str:

@@ -16,10 +16,10 @@ import hashlib
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from gateway.errors import PolicyError, PolicyProblem
 from gateway.policy.crosscheck import crosscheck
@@ -112,6 +112,36 @@ def load_texts(
     return _held(sources, report, env, read_secret or _read_secret, watched=())
 
 
+Strict = TypeVar("Strict", bound=BaseModel)
+
+
+def load_strictly(
+    path: Path, model: type[Strict], check: Callable[[Strict, Report], None]
+) -> tuple[Strict, str]:
+    """A file of another layout, read as strictly as a policy; with a digest of its content.
+
+    Args:
+        path: A YAML file. Nothing in it is a secret, and no variable is looked up.
+        model: Its layout.
+        check: Reports what entries are to each other.
+
+    Raises:
+        PolicyError: With every problem found.
+    """
+    report = Report(str(path))
+    sources = _read_all(path, report)
+    converter = Converter(
+        report, lookup=lambda _name: None, read=_read_secret, sections=model.model_fields
+    )
+    raw = _merged(sources, report, converter)
+    found = _validated(raw, report, model) if raw is not None else None
+    if found is not None and not report.problems:
+        check(found, report)
+    if report.problems or found is None:
+        raise PolicyError(tuple(sorted(report.problems, key=lambda p: (p.file, p.line, p.column))))
+    return found, _digest(sources)
+
+
 def _held(
     sources: list[tuple[Path, bytes]],
     report: Report,
@@ -125,7 +155,7 @@ def _held(
         report, lookup=env.get, read=read_secret, sections=PolicyFile.model_fields
     )
     raw = _merged(sources, report, converter)
-    rules = _validated(raw, report) if raw is not None else None
+    rules = _validated(raw, report, PolicyFile) if raw is not None else None
     if rules is not None and not report.problems:
         crosscheck(rules, report, literals=converter.literals)
     elif raw is not None:
@@ -149,12 +179,16 @@ def _held(
     )
 
 
-def _validated(raw: dict[str, Any], report: Report) -> PolicyFile | None:
+def _validated(raw: dict[str, Any], report: Report, model: type[Strict]) -> Strict | None:
+    def schema() -> Schema:
+        """Made only where a key is unknown: it takes longer than all the rest."""
+        return Schema(model.model_json_schema())
+
     try:
-        return PolicyFile.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as wrong:
         records = wrong.errors(include_url=False)
-        report_errors(records, report, _schema, failed=set(report.failed))
+        report_errors(records, report, schema, failed=set(report.failed))
         return None
 
 
@@ -177,11 +211,6 @@ def _dangling(raw: dict[str, Any], report: Report) -> None:
         known = {str(name) for part in sections for name in part}
         crosscheck(rules, NamesOnly(report, known=known), literals=())
         return
-
-
-def _schema() -> Schema:
-    """Made only where a key is unknown: it takes longer than all the rest."""
-    return Schema(PolicyFile.model_json_schema())
 
 
 # --- files ---

@@ -31,7 +31,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gateway.admission.profiles import Accounting, Profile
-from gateway.units import MICRO, MINUTE, Micros, Tokens
+from gateway.units import MICRO, MINUTE, Micros, Tokens, valueclass
 
 DAY: Micros = 86_400 * MICRO
 SLOTS = 60_000
@@ -458,7 +458,7 @@ class Quota:
             raise ValueError(f"depth must be at least 1 second; got {self.depth}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What a call asks for, in whole tokens.
 
@@ -537,7 +537,7 @@ def _longer(wait: Micros | None, other: Micros | None) -> bool:
 class Provider:
     """All meters of one scope: admits whole vectors or nothing, and keeps their accounts."""
 
-    __slots__ = ("_account", "_meters", "in_flight", "peak_in_flight", "quota")
+    __slots__ = ("_account", "_meters", "_produced", "in_flight", "peak_in_flight", "quota")
 
     def __init__(self, quota: Quota) -> None:
         self.quota = quota
@@ -545,6 +545,12 @@ class Provider:
         self.peak_in_flight = 0
         self._account = quota.accounting
         self._meters = _meters(quota)
+        weight = quota.accounting.output_weight
+        self._produced = [
+            (self._meters[name], 1 if name == "output" else weight)
+            for name in _OUTPUT_SHARE
+            if name in self._meters
+        ]
 
     # --- deciding -------------------------------------------------------------------------------
 
@@ -629,6 +635,16 @@ class Provider:
             "input": counted, "output": least, "ramp": counted,
         }  # fmt: skip
 
+    def withdraw(self, now: Micros, ticket: Ticket) -> None:
+        """Another scope refused the call: its tokens stand nowhere, its request does."""
+        if not ticket.open:
+            return
+        ticket.open = False
+        self.in_flight -= 1
+        for name, amount in ticket.reserved.items():
+            if not name.startswith("requests"):
+                self._meters[name].give_back(now, amount, ticket.at)
+
     def produce(self, now: Micros, ticket: Ticket, output: Tokens) -> None:
         """`output` more tokens were produced. Charged here only under `realtime`."""
         if ticket.open and output > 0 and self._account.profile is Profile.REALTIME:
@@ -636,11 +652,8 @@ class Provider:
             ticket.output += output
 
     def _charge_output(self, now: Micros, output: Tokens) -> None:
-        weighted = output * self._account.output_weight
-        for name in _OUTPUT_SHARE:
-            meter = self._meters.get(name)
-            if meter is not None:
-                meter.charge(now, output if name == "output" else weighted)
+        for meter, weight in self._produced:
+            meter.charge(now, output * weight)
 
     def finish(self, now: Micros, ticket: Ticket, output: Tokens) -> None:
         """The call is over with so many output tokens; it holds nothing any more. Idempotent.
