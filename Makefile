@@ -80,10 +80,11 @@ sim: $(VENV)/.ready
 
 # Twelve million calls; half an hour on two cores. What came of it last: docs/simulation.md.
 sim-12m: $(VENV)/.ready
-	$(BIN)/tidegate simulate scenarios/long-*.yaml --jobs 2 --json
+	$(BIN)/tidegate simulate scenarios/long-*.yaml --seed 11 --seed 12 --seed 13 --jobs 2 --json
 
 load: $(VENV)/.ready
-	$(BIN)/locust -f loadtests/locustfile.py,loadtests/shapes.py --headless --only-summary
+	@mkdir -p build
+	$(BIN)/locust -f loadtests/locustfile.py,loadtests/shapes.py --headless --only-summary --html build/load-report.html
 
 clean:
 	rm -rf .venv build dist

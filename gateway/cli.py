@@ -88,6 +88,13 @@ def port(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """A seed of chance."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 0 to 2**63 - 1 is allowed")
+    return int(text)
+
+
 def jobs(text: str) -> int:
     """A number of processes."""
     if not text.isdecimal() or not 1 <= int(text) <= 256:
@@ -241,7 +248,10 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="policy file or folder instead of the scenario's; several are compared side by side",
     )  # fmt: skip
     simulate.add_argument("--trace", type=Path, help="access log or JSONL to replay as the demand")
-    simulate.add_argument("--seed", type=int, help="instead of the scenario's")
+    simulate.add_argument(
+        "--seed", type=seed, action="append", default=[],
+        help="instead of the scenario's; several are several runs",
+    )  # fmt: skip
     simulate.add_argument("--json", action="store_true", help="one JSON object as the last line")
     simulate.add_argument("--html", type=Path, help="write the report as one page")
     simulate.add_argument("--jobs", type=jobs, default=1, help="runs at once (default 1)")
@@ -403,7 +413,7 @@ def run_simulate(options: argparse.Namespace) -> None:
         scenarios=tuple(options.scenario),
         policies=tuple(options.policy),
         trace=options.trace,
-        seed=options.seed,
+        seeds=tuple(options.seed),
         jobs=options.jobs,
         html=options.html,
         as_json=options.json,

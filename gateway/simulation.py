@@ -56,7 +56,7 @@ class Wish:
     scenarios: tuple[Path, ...]
     policies: tuple[Path, ...] = ()
     trace: Path | None = None
-    seed: int | None = None
+    seeds: tuple[int, ...] = ()
     jobs: int = 1
     html: Path | None = None
     as_json: bool = False
@@ -70,7 +70,7 @@ class Job:
     policy: Path
     strategy: Strategy
     trace: Path | None
-    seed: int | None
+    seed: int
     several: bool
 
 
@@ -130,7 +130,7 @@ def _result(
         "scenarios": [str(path) for path in wish.scenarios],
         "scenario_digest": digest,
         "policies": [(name, _policy(paths[name]).digest) for name in names],
-        "seed": first.seed if wish.seed is None else wish.seed,
+        "seed": wish.seeds[0] if wish.seeds else first.seed,
         "version": __version__,
         "command": shlex.join(["tidegate", *sys.argv[1:]]),
         "strategies": rows,
@@ -184,10 +184,11 @@ def _jobs(path: Path, wish: Wish) -> list[Job]:
         ours = strategy is Strategy.TIDEGATE
         found += [
             Job(
-                scenario=path, policy=policy, strategy=strategy, trace=wish.trace, seed=wish.seed,
+                scenario=path, policy=policy, strategy=strategy, trace=wish.trace, seed=seed,
                 several=ours and len(policies) > 1,
             )
             for policy in (policies if ours else policies[:1])
+            for seed in wish.seeds or (scenario.seed,)
         ]  # fmt: skip
     return found
 
@@ -251,8 +252,7 @@ def run_job(
         Failed: Something that no run can show.
     """
     scenario, _ = _scenario(job.scenario)
-    if job.seed is not None:
-        scenario = replace(scenario, seed=job.seed)
+    scenario = replace(scenario, seed=job.seed)
     snapshot = compiled(_policy(job.policy), revision=1)
     if job.trace is not None and played is None:
         played = _read_trace(job.trace)

@@ -101,7 +101,9 @@ async def quiet(gateway: Governed, *, limit: float = 10.0) -> dict[str, Any]:
 
 
 async def stand(config: dict[str, Any], policy: str) -> None:
-    """An emulator and a gateway before it, their URL on standard output, until standard input ends.
+    """An emulator and a gateway before it, until standard input ends.
+
+    The gateway's URL and the emulator's stand on one line of standard output.
 
     For programs that cannot start them themselves, such as locust, whose gevent owns processes.
     """
@@ -110,7 +112,8 @@ async def stand(config: dict[str, Any], policy: str) -> None:
         try:
             gateway = await governed.start(emulator, text=policy)
             try:
-                print(f"http://127.0.0.1:{gateway.server.port}", flush=True)
+                urls = [f"http://127.0.0.1:{port}" for port in (gateway.server.port, emulator.port)]
+                print(*urls, flush=True)
                 await asyncio.to_thread(sys.stdin.read)
             finally:
                 gateway.stop()

@@ -1,13 +1,17 @@
-"""Load shapes for locust: how many agents call at which time.
+"""Load shapes for locust: how many agents of which kind call at which time.
 
-Chosen by TIDEGATE_LOAD_SHAPE: `surge` (default: quiet, six times the quota, quiet again), `steps`
-(a staircase, to find where waiting begins) or `steady`. All end by themselves.
+Chosen by `--shape` (or TIDEGATE_LOAD_SHAPE); all end by themselves.
+
+    steady    a fleet at work
+    surge     Black Friday: quiet, six times as many, quiet again
+    herd      everybody waits and calls in the same instant, again and again
+    slow      agents that read their streams slowly beside agents that do not
+    steps     a staircase, to find where waiting begins
 """
 
 from __future__ import annotations
 
-import os
-from typing import ClassVar
+from typing import Any
 
 from locust import LoadTestShape
 
@@ -15,10 +19,15 @@ Stage = tuple[float, int, float]
 """Until that second: so many users, spawned at that rate."""
 
 SHAPES: dict[str, tuple[Stage, ...]] = {
-    "surge": ((15, 20, 10), (60, 120, 40), (80, 20, 40)),
-    "steps": tuple((15 * step, 20 * step, 20) for step in range(1, 7)),
     "steady": ((60, 40, 20),),
+    "surge": ((15, 20, 10), (60, 120, 40), (80, 20, 40)),
+    "herd": ((60, 80, 80),),
+    "slow": ((60, 60, 30),),
+    "steps": tuple((15 * step, 20 * step, 20) for step in range(1, 7)),
 }
+
+HERD_EVERY = 10.0
+"""Seconds between two stampedes."""
 
 
 def stage_at(stages: tuple[Stage, ...], seconds: float) -> tuple[int, float] | None:
@@ -29,22 +38,24 @@ def stage_at(stages: tuple[Stage, ...], seconds: float) -> tuple[int, float] | N
     return None
 
 
-def chosen(name: str) -> tuple[Stage, ...]:
-    """The stages of that name.
-
-    Raises:
-        SystemExit: There is no such shape.
-    """
-    if name not in SHAPES:
-        raise SystemExit(f"TIDEGATE_LOAD_SHAPE={name!r}: one of {', '.join(SHAPES)} is allowed")
-    return SHAPES[name]
+def until_next(seconds: float, every: float) -> float:
+    """Seconds until the next multiple of `every`."""
+    return every - seconds % every
 
 
 class Shape(LoadTestShape):  # type: ignore[misc]
-    """The shape that the environment names."""
+    """The shape that the command line names."""
 
-    stages: ClassVar[tuple[Stage, ...]] = chosen(os.environ.get("TIDEGATE_LOAD_SHAPE", "surge"))
-
-    def tick(self) -> tuple[int, float] | None:
+    def tick(self) -> tuple[int, float] | tuple[int, float, list[Any]] | None:
         """Asked every second."""
-        return stage_at(self.stages, self.get_run_time())
+        options = self.runner.environment.parsed_options
+        limit = getattr(options, "seconds", 0)
+        if limit and self.get_run_time() >= limit:
+            return None
+        stage = stage_at(SHAPES[options.shape], self.get_run_time())
+        if stage is None:
+            return None
+        kinds = self.runner.environment.user_classes
+        slow = options.shape == "slow"
+        wanted = [kind for kind in kinds if slow or not getattr(kind, "only_slow", False)]
+        return (*stage, wanted)

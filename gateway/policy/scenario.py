@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.admission import profiles
+from gateway.admission.remote import FailMode
 from gateway.policy import forms, load, quantity
 from gateway.policy.models import (
     AccountingOf,
@@ -103,6 +104,14 @@ class Population(Section):
     )
 
 
+class StoreOutage(Section):
+    """A time in which the shared store answers nobody."""
+
+    at: Duration = Field(description="When it begins.")
+    lasts: PositiveDuration = Field(description="How long.")
+    returns: Literal["intact", "empty"] = Field(default="empty", description="How it comes back.")
+
+
 class Fleet(Section):
     """Gateways before the provider."""
 
@@ -111,8 +120,11 @@ class Fleet(Section):
     store: tuple[Duration, Duration] | None = Field(
         default=None, description="Least and longest round trip to Redis; none: in the process."
     )
-    batch: Duration = Field(
-        default=quantity.duration("500us"), description="A call to the store waits for company."
+    mode: Literal["local", "closed", "open"] = Field(
+        default="local", description="What holds while the store is away."
+    )
+    outages: tuple[StoreOutage, ...] = Field(
+        default=(), max_length=100, description="When the store is away."
     )
 
 
@@ -232,6 +244,8 @@ def _check_fleet(fleet: Fleet, report: Report) -> None:
             "several gateways share pools only through a store",
             allowed="store: [1ms, 5ms], the round trip to Redis",
         )
+    if fleet.outages and fleet.store is None:
+        report.error(("fleet", "outages"), "without a store none can be away", allowed="store")
     if fleet.store is not None and fleet.store[0] > fleet.store[1]:
         report.error(("fleet", "store"), "the longest round trip is shorter than the least")
 
@@ -336,7 +350,16 @@ def _made(found: ScenarioFile) -> scenario.Scenario:
         policies=found.policy,
         strategies=tuple(scenario.Strategy(name) for name in found.strategies),
         fleet=scenario.Fleet(
-            gateways=fleet.gateways, shares=shares, store=fleet.store, batch=fleet.batch
+            gateways=fleet.gateways,
+            shares=shares,
+            store=fleet.store,
+            mode=FailMode(fleet.mode),
+            outages=tuple(
+                scenario.StoreOutage(
+                    start=one.at, end=one.at + one.lasts, empty=one.returns == "empty"
+                )
+                for one in fleet.outages
+            ),
         ),
         upstream=scenario.Upstream(
             network=provider.network,

@@ -237,17 +237,16 @@ class Tidegate:
         return client
 
     def _made(self, gateway: int, spec: PoolSpec) -> Client:
-        store = self._fleet.store
-        if store is None:
+        if self._fleet.store is None:
             near = Near(self._engine, spec, self._verdict)
             self._watches.append(near.watch)
             return near
         shared = self._shared.get(spec.name)
         if shared is None:
-            shared = Shared(self._engine, spec, store, self._store)
+            shared = Shared(self._engine, spec, self._fleet, self._store)
             self._watches.append(shared.watch)
             self._shared[spec.name] = shared
-        return Far(shared, f"gateway-{gateway}", self._verdict, self._fleet.batch)
+        return Far(shared, f"gateway-{gateway}", self._verdict)
 
     def _estimate(self, op: Op, mine: Mine) -> None:
         """What the call is expected to cost on its present rung."""
@@ -545,7 +544,8 @@ class Tidegate:
                 continue
             client = gateway.clients[spec.name]
             streaming = gateway.producing.get(spec.name, 0) if realtime else 0
-            risen = tuple(map(max, meter, client.core.meter.read()))
+            used = client.used() or meter
+            risen = tuple(map(max, meter, used)) if meter else used
             foreign = foreign_use(spec, risen, said[plain(spec.name)], streaming=streaming)
             if foreign is not None:
                 client.signal(foreign)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from gateway.admission.remote import FailMode
 from gateway.units import MICRO, MINUTE, Micros, Tokens
 
 if TYPE_CHECKING:
@@ -94,6 +95,15 @@ class Population:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOutage:
+    """From `start` to `end` the shared store answers nobody; `empty`: it comes back empty."""
+
+    start: Micros
+    end: Micros
+    empty: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """Gateways before the provider.
 
@@ -101,13 +111,15 @@ class Fleet:
         gateways: Processes.
         shares: Share of the agents that call each.
         store: Least and longest round trip to the shared store; None: each pool in the process.
-        batch: How long a call to the store waits for company.
+        mode: What holds while the store is away.
+        outages: When it is.
     """
 
     gateways: int = 1
     shares: tuple[int, ...] = (WHOLE,)
     store: tuple[Micros, Micros] | None = None
-    batch: Micros = 500
+    mode: FailMode = FailMode.LOCAL
+    outages: tuple[StoreOutage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ class Recorded(NamedTuple):
         at: Micros, on the trace's own axis.
         takes: Micros of the answer, 0 where unknown.
         waited: Micros it waited when it was recorded.
+        counted: Input as the gateway counted it then; the log's own figure, else `input`.
         status: As its client saw it, 0 where unknown.
         cost: Micro-dollars it cost.
     """
@@ -73,6 +74,7 @@ class Recorded(NamedTuple):
     waited: Micros
     status: int
     cost: MicroUsd
+    counted: Tokens
 
 
 @dataclass(slots=True)
@@ -175,6 +177,7 @@ def _logged(said: dict[str, Any]) -> Recorded | None:
         waited=waited,
         status=_whole(said, "status", 0),
         cost=_whole(said, "cost", 0),
+        counted=expected[0] or max(1, fresh),
     )
 
 
@@ -212,6 +215,7 @@ def _plain(said: dict[str, Any]) -> Recorded:
         waited=_seconds(said, "waited"),
         status=_whole(said, "status", 0),
         cost=_seconds(said, "cost"),
+        counted=max(1, tokens),
     )
 
 
@@ -303,7 +307,7 @@ class Player:
                 )
             op = Op(number, source, call.at)
             op.input, op.output, op.cap = call.input, call.output, call.cap
-            op.counted, op.cached = call.input, call.cached
+            op.counted, op.cached = call.counted, call.cached
             op.session = call.agent if call.cached else ""
             op.takes = call.takes or (
                 self._upstream.first_token + call.output * MICRO // self._upstream.rate

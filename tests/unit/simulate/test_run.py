@@ -16,6 +16,7 @@ from gateway.simulate.scenario import (
     Leaving,
     Outage,
     Stated,
+    StoreOutage,
     Strategy,
     Upstream,
 )
@@ -28,8 +29,7 @@ def nothing_left(run) -> None:
     deciders = run.world.strategy
     for gateway in deciders._gateways:
         for client in gateway.clients.values():
-            assert not client.core.leases.held
-            assert not client.core.line.waiting
+            assert client.idle
         assert not any(gateway.producing.values())
         for scope in gateway.scopes.values():
             assert (scope.undecided, scope.inside, scope.waiting) == (0, {}, {})
@@ -116,6 +116,20 @@ def test_an_outage_opens_the_breaker_and_calls_wait_it_out():
     assert found["provider_faults"] > 0
     assert found["provider_faults"] < 200  # without a breaker every waiting call would try
     assert found["ops"] < calm["ops"]
+    nothing_left(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_store_that_goes_away_costs_little_and_loses_nobody(empty):
+    away = StoreOutage(start=2 * MINUTE, end=2 * MINUTE + 30 * MICRO, empty=empty)
+    four = Fleet(gateways=4, shares=(250_000,) * 4, store=(1_000, 5_000), outages=(away,))
+    run = play(scenario(fleet=four, duration=5 * MINUTE))
+    found = figures(run)
+    assert found["provider_429"] <= 2
+    assert found["completion"] == 100.0
+    # What comes back intact over-holds for a window: both books hold the outage.
+    assert found["use_in_surge"] > (85 if empty else 75)
     nothing_left(run)
 
 

@@ -34,6 +34,7 @@ def test_both_forms_are_calls_of_one_trace_in_the_order_of_their_instants():
     assert (first.at, second.at) == (0, 4 * MICRO)
     assert (second.input, second.cached, second.output, second.cap) == (100, 10, 30, 1_024)
     assert (second.takes, second.waited, second.cost, second.tier) == (2 * MICRO, 500_000, 42, 1)
+    assert (first.counted, second.counted) == (100, 101)
 
 
 def test_times_may_be_dates():
