@@ -347,13 +347,14 @@ class Far:
             engine.after(0, self._hear, None)
         if self._busy:
             return
-        batch = remote.next(engine.now)
+        due = remote.alarm(engine.now)
+        if due is None:
+            return
+        batch = remote.next(engine.now) if due <= engine.now else None
         if batch is not None:
             self._busy = True
             engine.after(self._shared.one_way(), self._call, batch)
-            return
-        due = remote.alarm(engine.now)
-        if due is not None and due != self._alarm:
+        elif due != self._alarm:
             self._alarm = due
             engine.at(due, self._ring, due)
 

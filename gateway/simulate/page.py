@@ -123,8 +123,8 @@ def _comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     head = (
         "<tr><th>Strategy</th><th class=text>Meter</th><th>Calls answered</th>"
         "<th>Provider<br>refusals</th><th>Answered<br>%</th><th>Refused<br>by rules</th>"
-        "<th>Quota used<br>in surges %</th><th>Worst<br>surge %</th><th>p99 wait<br>tier 1</th>"
-        "<th>tier 2</th><th>tier 3</th><th>Jain</th><th>Cost</th></tr>"
+        "<th>Quota<br>used %</th><th>Worst<br>surge %</th><th>p99 wait<br>tier 1</th>"
+        "<th>tier 2</th><th>tier 3</th><th>Jain</th></tr>"
     )
     body = "".join(_row(row) for row in rows)
     return (
@@ -146,7 +146,6 @@ def _row(row: Mapping[str, Any]) -> str:
         _number(row["use_worst_surge"], 2),
         *(_wait(row["wait_p99_s"][tier]) for tier in "123"),
         _number(row["jain"], 3),
-        NONE if not row["cost_usd"] else f"${row['cost_usd']:,.2f}",
     ]
     first, *rest = (f"<td>{cell}</td>" for cell in cells)
     mark = " class=ours" if ours else ""
@@ -231,7 +230,7 @@ def _refused(rows: Sequence[Mapping[str, Any]]) -> str:
             body += (
                 f"<tr><td>{escape(label(row))}</td>"
                 f"<td class=text><code>{escape(rule['rule'])}</code></td>"
-                f"<td class=text>{escape(rule['code'])}</td><td>{rule['count']:,}</td>"
+                f"<td class=name>{escape(rule['code'])}</td><td>{rule['count']:,}</td>"
                 f"<td class=text>{escape(who)}</td></tr>"
             )
     if not body:
@@ -252,8 +251,9 @@ def _reading() -> str:
         "<dt>Quota used</dt><dd>What the provider's meter was charged over what its limit allows. "
         "Above 100 % on a bucket or a fixed window is stored credit, or a meter overrun by output "
         "that it charges as it is produced; it is no gain.</dd>"
-        "<dt>In surges</dt><dd>While more is asked for than the quota holds, from a minute after "
-        "its beginning, when stored credit is gone.</dd>"
+        "<dt>In surges</dt><dd>Use is that of surges, if there are any: while more is asked for "
+        "than the quota holds, from a minute after its beginning, when stored credit is gone. Else "
+        "it is that of the whole run.</dd>"
         "<dt>Jain</dt><dd>1 where tokens served follow the weights of those who share exactly.</dd>"
         "</dl></section>"
     )

@@ -100,17 +100,17 @@ class Gateway:
     def expected(self, op: Op, rule: AgentRule, deployment: Deployment) -> Estimate:
         """What the call is expected to cost there, as `layers/estimate.py` has it."""
         learned, cap = self.learned, op.cap or None
-        tokens = learned.input(deployment.id, op.counted, tools=False, images=False)
+        tokens = learned.bias.apply(deployment.id, op.counted, tools=False, images=False)
         most = deployment.max_output or None
-        output = learned.output(deployment.id, rule.id, cap=cap, most=most)
-        cached = min(tokens, learned.cached(op.session, tokens)) if op.session else 0
+        output = learned.outputs.predict(deployment.id, rule.id, cap=cap, most=most)
+        cached = min(tokens, learned.cache.predict(op.session, tokens)) if op.session else 0
         return Estimate(
             input=tokens,
             output=output,
             cap=cap,
             cached=cached,
             money=deployment.price.expected(tokens, cached, output),
-            high=learned.high(deployment.id, rule.id) if cap is None and output else None,
+            high=learned.outputs.high(deployment.id, rule.id) if cap is None and output else None,
         )
 
     def learn(
@@ -119,12 +119,12 @@ class Gateway:
         """What the call really cost."""
         learned = self.learned
         total = (usage.input or 0) + (usage.cache_read or 0)
-        learned.learn_input(
+        learned.bias.learn(
             deployment.id, estimated=estimate.input, reported=total, tools=False, images=False
         )
-        learned.learn_output(deployment.id, rule.id, usage.output or 0)
+        learned.outputs.learn(deployment.id, rule.id, usage.output or 0)
         if op.session:
-            learned.learn_cached(op.session, read=usage.cache_read or 0, of=total)
+            learned.cache.learn(op.session, read=usage.cache_read or 0, of=total)
 
 
 def allowed(rule: AgentRule, model: str) -> bool:

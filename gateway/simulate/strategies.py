@@ -210,7 +210,7 @@ class Static(RetryAfter):
         scopes = self._target(op).scopes
         while isinstance(op.mine, int) and op.mine < len(scopes):
             near, spec, accounting = self._pool(op.gateway, scopes[op.mine].pool)
-            output = self._learned.output(op.model, op.agent, cap=op.cap or None)
+            output = self._learned.outputs.predict(op.model, op.agent, cap=op.cap or None)
             estimate = Estimate(input=op.counted, output=output, cap=op.cap or None)
             cost = reserve(accounting, estimate, spec)
             ask = Ask(
@@ -261,7 +261,7 @@ class Static(RetryAfter):
 
     def finished(self, op: Op, *, complete: bool) -> None:
         """What was reserved becomes what was used."""
-        self._learned.learn_output(op.model, op.agent, op.produced)
+        self._learned.outputs.learn(op.model, op.agent, op.produced)
         for scope in self._target(op).scopes:
             near, spec, accounting = self._pool(op.gateway, scope.pool)
             held = near.core.leases.held.get(f"c{op.number}")
