@@ -506,7 +506,7 @@ local function lifetime()
   for i = 1, nd do
     if cal[i] > 0 then seconds = max(seconds, ceil((ends_at(i) - t.now) / MICRO) + 86400) end
   end
-  return seconds
+  return int(seconds)
 end
 local function touch(...) for _, suffix in ipairs({...}) do call('EXPIRE', base .. suffix, lifetime()) end end
 local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':fl1', ':fl2', ':fl3', ':if', ':ls', ':gw', ':mb', ':pl', ':px'}
@@ -585,7 +585,7 @@ end
 local function first_grant()                -- rid and grant that end first
   if t.fly == 0 then return nil end
   flush_grants()
-  local rid = call('ZRANGE', base .. ':ls', 0, 0)[1]
+  local rid = call('ZRANGE', base .. ':ls', '0', '0')[1]
   return rid, grant(rid)
 end
 local function next_end(none)
@@ -740,7 +740,7 @@ local function give_back(w)
 end
 local function head(lane)
   if t[CN + lane] == 0 then return nil end
-  local m = call('ZRANGE', base .. ':q' .. lane, 0, 0)[1]
+  local m = call('ZRANGE', base .. ':q' .. lane, '0', '0')[1]
   return waiter(sub(m, 33))
 end
 local function ahead(lane)
@@ -794,7 +794,7 @@ end
 function places.expire(now, least)
   for done = 0, 99 do
     if t.places == 0 then return end
-    local first = call('ZRANGE', base .. ':px', 0, 0, 'WITHSCORES')
+    local first = call('ZRANGE', base .. ':px', '0', '0', 'WITHSCORES')
     if tonumber(first[2]) > now and done >= least then return end
     local p = places.of(first[1])
     places.drop(first[1])
@@ -803,7 +803,7 @@ function places.expire(now, least)
 end
 function places.next(now)
   if t.places == 0 then return now + 120 * MICRO end
-  return tonumber(call('ZRANGE', base .. ':px', 0, 0, 'WITHSCORES')[2])
+  return tonumber(call('ZRANGE', base .. ':px', '0', '0', 'WITHSCORES')[2])
 end
 function places.take(key, lane)
   local p = places.of(key)
@@ -954,9 +954,9 @@ local function restart(by)
     for lane = 0, 3 do
       t[V + lane], t[TOP + lane] = t[V + lane] + by, t[TOP + lane] + by
       finishes[lane + 1] = {}
-      local all = call('ZRANGE', base .. ':fl' .. lane, 0, -1, 'WITHSCORES')
+      local all = call('ZRANGE', base .. ':fl' .. lane, '0', '-1', 'WITHSCORES')
       for k = 1, #all, 2 do call('ZINCRBY', base .. ':fl' .. lane, int(by), all[k]) end
-      for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do
+      for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, '0', '-1')) do
         local w = waiter(sub(m, 33))
         w.tag, w.deadline = w.tag + by, w.deadline + by
         store_waiter(w)
@@ -978,7 +978,7 @@ local function restart(by)
       s.seen, s.demand_at, seats_dirty[name] = s.seen + by, s.demand_at + by, true
     end
     flush_grants()
-    for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
+    for _, rid in ipairs(call('ZRANGE', base .. ':ls', '0', '-1')) do
       local g = grant(rid)
       g.end_, g.at, g.tag = g.end_ + by, g.at + by, g.tag + by
       call('HSET', base .. ':if', rid, grant_text(g))
@@ -1000,7 +1000,7 @@ local function advance(given_now, lost)
   while t.fly > 0 and ended < 1000 do
     local rid, g = first_grant()
     if g.end_ > now then break end
-    for _, one in ipairs(call('ZRANGE', base .. ':ls', 0, 99)) do
+    for _, one in ipairs(call('ZRANGE', base .. ':ls', '0', '99')) do
       if grant(one).end_ > now then break end
       drop_grant(one)
       ended = ended + 1
@@ -1050,7 +1050,7 @@ end
 local function sorted_waiters()
   local all = {}
   for lane = 0, 3 do
-    for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, 0, -1)) do all[#all + 1] = waiter(sub(m, 33)) end
+    for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, '0', '-1')) do all[#all + 1] = waiter(sub(m, 33)) end
   end
   return all
 end
@@ -1101,7 +1101,7 @@ local function regenerate(old, new)          -- another list of dimensions: gene
   if R.queue == 1 then fill(wanted) end
   for _, w in ipairs(sorted_waiters()) do w.cost = translate(w.cost, before, after); store_waiter(w) end
   flush_grants()
-  for _, rid in ipairs(call('ZRANGE', base .. ':ls', 0, -1)) do
+  for _, rid in ipairs(call('ZRANGE', base .. ':ls', '0', '-1')) do
     local g = grant(rid)
     g.cost = translate(g.cost, before, after)
     call('HSET', base .. ':if', rid, grant_text(g))
@@ -1141,7 +1141,7 @@ local function reconfigure(new)
 end
 local function open_pool()     -- an answer where nothing may be done
   local stored = call('MGET', base .. ':st', base .. ':cf')
-  local mine, newer = pk('<d', c.revision) .. c.digest, nil
+  local mine, newer = sub(B, 34, 57), nil   -- revision and digest, as the batch holds them
   local k = known[base]
   if not k then
     if pools >= MOST_KNOWN then known, pools = {}, 0 end
@@ -1570,7 +1570,8 @@ local function admit(keys, args)
   end
   base, B, reason = keys[1], args[1], -1
   c = {rules = args[2], channel = args[3], differs = false, conflict = 0, rejoin = 0, events = {}, asked = 0, wake = 0, owner = '',
-       blocked_by = ''}
+       blocked_by = '', me = false, spoken = 0, speaks = false, fly = 0, server = 0, seen_epoch = 0, seen_version = 0, ack = 0, cold = 0,
+       revision = 0, digest = '', gw = '', snd = 0, n_sig = 0, n_set = 0, n_can = 0, n_late = 0, n_ado = 0, n_acq = 0, pos = 0}
   grants_put, grants_gone, first_hold, shapes, waiters = {}, {}, false, {}, {}
   finish_put, opened, seats_dirty, mail, nudged, nudge = {{}, {}, {}, {}}, {}, {}, {}, {}, {}
   c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.revision, c.digest, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
