@@ -162,6 +162,7 @@ def status_lines(value: dict[str, Any], *, width: int = 100) -> list[str]:
             lines += textwrap.wrap(
                 problem, max(width, 40), initial_indent="  ", subsequent_indent="      "
             )
+    lines += store_lines(value)
     if not value.get("tokenizer_exact", True):
         lines.append("tokenizer: ESTIMATES only (see /readyz or `tidegate doctor`)")
     lines += [
@@ -171,6 +172,23 @@ def status_lines(value: dict[str, Any], *, width: int = 100) -> list[str]:
         *breaker_lines(value.get("breakers", [])),
     ]
     return [line[: max(width, 40)] for line in lines]
+
+
+def store_lines(value: dict[str, Any]) -> list[str]:
+    """What limits are shared through, and by how many workers; nothing for a process alone."""
+    store, workers = value.get("store") or {}, value.get("workers") or {}
+    mode = store.get("mode", "embedded")
+    if mode == "embedded":
+        return []
+    lines = [f"limits shared through {store.get('server') or 'a store that never answered'}"]
+    if workers:
+        silent = [number for number, state in workers.items() if state is None]
+        lines[0] += f" by {len(workers)} workers"
+        if silent:
+            lines.append(f"no answer from worker {', '.join(silent)}")
+    if mode != "shared":
+        lines.append(f"the store is AWAY: {mode} holds (policy: fleet.when_away)")
+    return lines
 
 
 def pool_lines(pools: Iterable[dict[str, Any]]) -> list[str]:

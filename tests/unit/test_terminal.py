@@ -116,3 +116,14 @@ def test_a_pool_in_shadow_says_whom_it_would_have_held_back() -> None:
     assert "agent:lab  in flight 0  in shadow: 7 would have waited" in status_lines(
         {"pools": [pool]}
     )
+
+
+def test_status_says_through_what_limits_are_shared_and_who_does_not_answer():
+    store = {"mode": "shared", "server": "Valkey 9.1.2"}
+    assert status_lines({})[2] == ""
+    lines = status_lines({"store": store, "workers": {"0": {}, "1": None}})
+    assert "limits shared through Valkey 9.1.2 by 2 workers" in lines
+    assert "no answer from worker 1" in lines
+    away = status_lines({"store": {"mode": "local", "server": ""}})
+    assert "limits shared through a store that never answered" in away
+    assert "the store is AWAY: local holds (policy: fleet.when_away)" in away
