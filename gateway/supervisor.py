@@ -246,7 +246,7 @@ class Supervisor:
             worker.started, worker.admin_port, worker.lines = self._clock.now(), 0, []
             worker.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gateway", "serve",
-                env={**self._environment, "TIDEGATE_WORKER": str(worker.number)},
+                env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=[data.fileno()],
