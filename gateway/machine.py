@@ -353,6 +353,7 @@ class Machine:
             spawn=self._spawned,
             token=secrets.token_bytes,
         )
+        self.tools.plane.on_tools = made.definitions.learn
         made.contracts.on_verdict = metrics.gated
         made.repeats.on_loop = metrics.loop
         made.ledger.on_effect = partial(metrics.gated, "effect")

@@ -33,7 +33,7 @@ Fetch: TypeAlias = "Callable[[Call, Server], Awaitable[list[Definition] | None]]
 """The server's whole list of tools, asked for on behalf of that call; None where it gave none."""
 
 FRESH: Micros = 300 * MICRO
-"""A list is believed for so long, unless its server says otherwise."""
+"""A list is believed for so long."""
 AGAIN: Micros = 15 * MICRO
 """After a list that did not come, or did not hold the tool, it is not asked for sooner."""
 MOST_SERVERS = 1_000
@@ -82,18 +82,17 @@ class Definitions:
                     return
                 known.tools[tool["name"]] = (tool, now)
 
-    def forget(self, server: Server) -> None:
-        """The server says that its list has changed."""
-        known = self._of(server)
-        known.tools.clear()
-        known.asked = -FRESH
+    async def find(
+        self, call: Call, server: Server, tool: str, *, fresh: Micros = FRESH
+    ) -> Definition | None:
+        """What the server says of this tool, not longer ago than that; None if nothing.
 
-    async def find(self, call: Call, server: Server, tool: str) -> Definition | None:
-        """What the server says of this tool; None where it says nothing."""
+        What it said before stands where it is not to be asked again so soon.
+        """
         known = self._of(server)
         found = known.tools.get(tool)
         now = self._clock.now()
-        if found is not None and now - found[1] < FRESH:
+        if found is not None and now - found[1] < fresh:
             return found[0]
         if known.pending is None and now - known.asked < AGAIN:
             return found[0] if found is not None else None

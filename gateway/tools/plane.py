@@ -9,6 +9,7 @@ with the server, both halves of it, is the gateway's.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
@@ -43,6 +44,7 @@ class Plane:
 
     Attributes:
         sessions: Of clients of the older era.
+        on_tools: Called with a server and the tools of every page of its list that passes.
     """
 
     def __init__(
@@ -59,6 +61,12 @@ class Plane:
         self._members = members
         self._streams = streams
         self._rng = rng
+        self.on_tools: Callable[[Server, object], None] | None = None
+
+    def _heard(self, server: Server, result: Mapping[str, Any]) -> None:
+        """Whoever wants to know has heard a page of a server's list."""
+        if self.on_tools is not None:
+            self.on_tools(server, result.get("tools"))
 
     async def __call__(self, call: Call) -> Reply:
         """The answer."""
@@ -234,6 +242,8 @@ class Plane:
         if message.method == "tools/list":
             peer = self._lines.of(server)
             tool.gates.append(lambda result: remember(peer, result))
+            if self.on_tools is not None:
+                tool.gates.append(partial(self._heard, server))
             tool.gates.append(lambda result: filtered(result, principal, server))
         elif message.method in mcp_bridge.LISTS and tool.stateless:
             tool.gates.append(private)

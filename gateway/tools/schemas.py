@@ -20,6 +20,7 @@ from gateway.contracts.bounds import Unusable
 from gateway.contracts.screen import Action
 from gateway.contracts.validators import Breach, Validators
 from gateway.errors import ContractBreach, MalformedCall, UpstreamMalformed
+from gateway.tools.definitions import AGAIN
 from gateway.units import Mode
 
 if TYPE_CHECKING:
@@ -66,8 +67,13 @@ class Contracts:
         unique(tool.message.raw, tool.message.parsed)
         if rule.contract is Mode.OFF:
             return None
-        definition = await self._definitions.find(call, tool.server, tool.tool)
+        find, server = self._definitions.find, tool.server
+        definition = await find(call, server, tool.tool)
         found = self._arguments(tool, rule, definition)
+        if found is not None and definition is not None:
+            # The tool may have changed since its list was read: nobody is refused by an old one.
+            definition = await find(call, server, tool.tool, fresh=AGAIN)
+            found = self._arguments(tool, rule, definition)
         if found is not None:
             breach, because = found
             self._breached(call, tool, rule, breach, because)

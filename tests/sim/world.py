@@ -171,6 +171,7 @@ class World:
             spawn=lambda work: asyncio.get_running_loop().create_task(work),
             token=rng.randbytes,
         )  # fmt: skip
+        tools.plane.on_tools = self.guards.definitions.learn
         self.budget = RetryBudget(self.snapshot.backoff, now=clock.now())
         self.parts = Parts(
             clock=clock,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import orjson
 import pytest
 
+from gateway.call import Reply
+from gateway.errors import QueueFull
+from gateway.tools.denial import as_result
 from tests.fixtures.tool_ground import Ground, Said, Servers, policy, result, text
 from tests.sim.loop import run
 
@@ -80,6 +84,36 @@ def test_arguments_that_fit_pass_and_the_list_is_asked_for_once():
     assert [one.status for one in answers] == [200] * 5
     assert calls(ground) == 5
     assert len(ground.servers.asked("tools/list")) == 1
+
+
+def test_a_list_that_a_client_reads_is_learned_and_asked_for_no_more():
+    async def play(ground):
+        await ground.ask("tools/list")
+        return await ground.call("pay", amount="x")
+
+    one, ground = played(play, "{}")
+    assert one.status == 400
+    assert len(ground.servers.asked("tools/list")) == 1
+
+
+def test_nobody_is_refused_by_a_schema_that_its_server_has_changed_since():
+    schemas = [SCHEMA, {"type": "object"}]
+
+    def server(message, _out):
+        if message["method"] == "tools/list":
+            schema = schemas.pop(0) if len(schemas) > 1 else schemas[0]
+            tools = [{"name": "pay", "inputSchema": schema}]
+            return Said(result(message, {"tools": tools, "resultType": "complete"}))
+        return Said(result(message, text("paid")))
+
+    async def play(ground):
+        before = await ground.call("pay", amount=1)
+        await asyncio.sleep(20)
+        return before, await ground.call("pay", other=1)
+
+    (before, after), ground = played(play, "{}", server=server)
+    assert (before.status, after.status) == (200, 200)
+    assert len(ground.servers.asked("tools/list")) == 2
 
 
 ASSERTED = (
@@ -479,6 +513,14 @@ def test_a_denial_may_be_a_result_that_the_model_reads():
     assert "1 requests per 60 s" in said["content"][0]["text"]
     assert said["_meta"]["tidegate/denial"]["code"] == -31429
     assert "told as a result" in [note.verdict for note in ground.world.ended[-1][0].notes]
+
+
+def test_clients_of_the_session_era_read_denials_as_results():
+    tool = SimpleNamespace(rule=None, stateless=False, message=SimpleNamespace(id=b'"x"'))
+    reply = as_result(SimpleNamespace(id="c"), tool, QueueFull("full", retry_after=1_000_000))
+    assert isinstance(reply, Reply)
+    tool.stateless = True
+    assert as_result(SimpleNamespace(id="c"), tool, QueueFull("full")) is None
 
 
 def test_a_fault_of_the_server_stays_an_error():
