@@ -54,6 +54,7 @@ TOOLS = {
         "arguments": [{"path": "amount", "money": True, "required": True}],
     },
     "look": {"effect": "read"},
+    "queue": {"effect": "read", "polling": True, "limits": [{"concurrency": 1}]},
 }
 
 
@@ -80,6 +81,11 @@ class Ground:
             servers={"bank": {"url": f"http://127.0.0.1:{line.split()[1]}/mcp", "tools": TOOLS}},
             approvals={"approvers": {"ann": public}, "wait": "1s"},
             loops={"mode": "enforce", "window": "60s"},
+            fairness="agent",
+            agents={
+                "tester": {"keys": [{"key": "${TESTER_KEY}"}]},
+                "crowd": {"keys": [{"pattern": "crowd-*"}], "loopback_only": True},
+            },
             **changes,
         )
         await self.gateway.serve(self.policy, upstream=9)
@@ -95,7 +101,9 @@ class Ground:
         lines = [json.loads(line) for line in self.book.read_text().splitlines()]
         return [one for one in lines if facts.items() <= one[1].items()]
 
-    def raw(self, tool: str, arguments: Any, headers: dict[str, str] | None = None) -> bytes:
+    def raw(
+        self, tool: str, arguments: Any, headers: dict[str, str] | None = None, key: str = ""
+    ) -> bytes:
         self._serial += 1
         message = {
             "jsonrpc": "2.0", "id": self._serial, "method": "tools/call",
@@ -104,7 +112,7 @@ class Ground:
         return request(
             "/mcp/bank",
             message,
-            key=self.gateway.key,
+            key=key or self.gateway.key,
             headers={
                 "accept": "application/json, text/event-stream", "mcp-protocol-version": VERSION,
                 "mcp-method": "tools/call", "mcp-name": tool, "connection": "close",
@@ -450,6 +458,32 @@ def test_a_question_and_its_grant_survive_kill_9():
 
         assert stage.run(play(), limit=120).status == 200
         assert len(ground.deeds(amount=60_008)) == 1
+
+
+# --- fairness
+
+
+def test_ten_agents_share_one_seat_of_a_tool_alike_however_much_one_asks(scene):
+    stage, ground = scene
+
+    async def play():
+        async def one(agent: int, number: int) -> int:
+            raw = ground.raw("queue", {"who": agent, "n": number, "pause": 0.02}, None,
+                             f"crowd-{agent}")  # fmt: skip
+            return (await ask(ground.gateway.port, raw)).status
+
+        greedy = [asyncio.ensure_future(one(0, n)) for n in range(40)]
+        await until(lambda: ground.deeds(who=0))
+        modest = [one(agent, n) for agent in range(1, 10) for n in range(2)]
+        return await asyncio.gather(*modest, *greedy)
+
+    statuses = stage.run(play())
+    assert set(statuses) == {200}
+    order = [one[1]["who"] for one in ground.deeds() if one[0] == "queue"]
+    assert len(order) == 58
+    # The eighteen calls of the nine modest agents are served long before the greedy one's forty.
+    last = max(at for at, who in enumerate(order) if who != 0)
+    assert last < 30
 
 
 # --- loops, contract, drain
