@@ -226,6 +226,7 @@ class Gateway:
             running = (
                 watch.run(),
                 machine.resuming.run(),
+                machine.tools.start(watch.current.servers),
                 machine.tools.run(),
                 machine.spending.run(),
                 upkeep.run(),

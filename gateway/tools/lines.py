@@ -18,7 +18,7 @@ import orjson
 
 from gateway import __version__
 from gateway.clock import Expiry
-from gateway.errors import UpstreamFault, UpstreamMalformed
+from gateway.errors import UpstreamFault, UpstreamMalformed, UpstreamTimeout
 from gateway.tools.remote import Answered, Answering, Ask, Sender, routing
 from gateway.units import MICRO
 from gateway.wire import mcp
@@ -36,8 +36,9 @@ T = TypeVar("T")
 
 ASKING: Micros = 10 * MICRO
 """Longest wait for an answer to a question of ours: discovery, handshake, a list."""
-SILENCE: Micros = 5 * MICRO
-"""A command that says nothing to a discovery for so long is spoken to in sessions."""
+SILENCE: Micros = 20 * MICRO
+"""A command that says nothing to a discovery for so long is spoken to in sessions. Longer than a
+program takes to start on a busy machine: one that answers late has chosen its era by then."""
 LEAVING: Micros = 2 * MICRO
 """How long a stopping process spends on ending sessions at servers."""
 REMEMBERED: Micros = 300 * MICRO
@@ -187,14 +188,13 @@ class Lines:
         return await peer.era.get(lambda: self._probe(peer))
 
     async def _probe(self, peer: Peer) -> Era:
-        if peer.server.command:
-            try:
-                with Expiry(self._clock, SILENCE):
-                    answer = await self._discover(peer.server)
-            except TimeoutError:
-                return self._believe_in_sessions(peer)
-        else:
-            answer = await self._discover(peer.server)
+        try:
+            answer = await self._discover(peer.server, SILENCE if peer.server.command else ASKING)
+        except UpstreamTimeout:
+            if not peer.server.command:
+                raise
+            peer.believed = self._clock.now() + REMEMBERED
+            return Era.SESSION
         peer.believed = self._clock.now() + REMEMBERED
         result = answer.result
         if result is not None and isinstance(result.get("supportedVersions"), list):
@@ -210,10 +210,6 @@ class Lines:
             )
         return Era.SESSION
 
-    def _believe_in_sessions(self, peer: Peer) -> Era:
-        peer.believed = self._clock.now() + REMEMBERED
-        return Era.SESSION
-
     async def discover(self, peer: Peer) -> Mapping[str, Any]:
         """What a stateless server says of itself, the last word where it says nothing now.
 
@@ -221,7 +217,7 @@ class Lines:
             UpstreamFault: It never said anything.
         """
         try:
-            result = (await self._discover(peer.server)).result
+            result = (await self._discover(peer.server, ASKING)).result
         except UpstreamFault:
             if peer.found is None:
                 raise
@@ -232,11 +228,11 @@ class Lines:
             raise UpstreamMalformed(f"The tool server {peer.server.name} cannot be discovered.")
         return peer.found
 
-    async def _discover(self, server: Server) -> Answered:
+    async def _discover(self, server: Server, limit: Micros) -> Answered:
         version = mcp.STATELESS_VERSIONS[0]
         body = request("server/discover", {"_meta": stateless_meta()})
         ask = Ask(body=body, headers=routing("server/discover", version, ""))
-        return await self._answering.ask(server, ask, limit=ASKING)
+        return await self._answering.ask(server, ask, limit=limit)
 
     # --- sessions at servers ---------------------------------------------------------------------
 
@@ -258,7 +254,7 @@ class Lines:
             "capabilities": {},
             "clientInfo": CLIENT,
         }
-        return await once.get(lambda: self._begin(peer.server, params))
+        return await once.get(lambda: self._begin(peer, params))
 
     def lost(self, peer: Peer, principal: str, upstream: Upstream) -> None:
         """The server has forgotten this session: the next caller begins another."""
@@ -267,10 +263,12 @@ class Lines:
         if once is not None and once.value is upstream:
             peer.pooled[principal] = Once()
 
-    async def _begin(self, server: Server, params: Mapping[str, Any]) -> Upstream:
+    async def _begin(self, peer: Peer, params: Mapping[str, Any]) -> Upstream:
+        server = peer.server
         answer = await self.initialize(server, params)
         upstream = begun(server, answer)
         if upstream is None:
+            peer.believed = 0  # it may speak otherwise than we thought: the next call asks
             raise UpstreamMalformed(
                 f"The tool server {server.name} refuses to begin a session (HTTP status "
                 f"{answer.status}, code {answer.code})."

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.clock import Expiry
-from gateway.errors import BreakerOpen, UpstreamUnreachable
+from gateway.errors import BreakerOpen, UpstreamTimeout, UpstreamUnreachable
 from gateway.units import MICRO
 from gateway.upstream import TransportFault, pass_on
 from gateway.wire import mcp, sse
@@ -315,7 +315,7 @@ class Pipes:
         except TimeoutError as error:
             child.drop(number)
             text = f"The tool server {server.name} said nothing within {limit / MICRO:g} s."
-            raise UpstreamUnreachable(text, code="first_byte_timeout") from error
+            raise UpstreamTimeout(text, code="first_byte_timeout") from error
         except BaseException:
             child.drop(number)
             raise

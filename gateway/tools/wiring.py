@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from gateway.errors import UpstreamFault
 from gateway.tools.exchange import Exchanges
 from gateway.tools.federation import Federation
 from gateway.tools.plane import Plane
@@ -58,6 +61,20 @@ class Tools:
             await self._clock.sleep(SWEEP)
             await self.plane.sweep()
 
+    async def start(self, servers: Mapping[str, Server]) -> None:
+        """Commands run before anybody calls: who lists first shall not wait for them, or miss them.
+
+        One that cannot be started is asked again when somebody calls it.
+        """
+        async with asyncio.TaskGroup() as group:
+            for server in servers.values():
+                if server.command:
+                    group.create_task(self._meet(server))
+
+    async def _meet(self, server: Server) -> None:
+        with contextlib.suppress(UpstreamFault):
+            await self.lines.era(self.lines.of(server))
+
     def counts(self) -> dict[str, int]:
         """What is held now, for metrics."""
         return {
@@ -70,6 +87,7 @@ class Tools:
         """What a new policy names no more is ended: sessions and commands."""
         await self.lines.keep(servers)
         await self.pipes.keep(servers)
+        await self.start(servers)
 
     async def close(self) -> None:
         """Sessions at servers are ended, and so are commands."""
