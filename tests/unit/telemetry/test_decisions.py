@@ -10,7 +10,16 @@ import pytest
 from gateway.admission.profiles import Usage
 from gateway.call import VerdictNote
 from gateway.snapshot import Place
-from gateway.telemetry.decisions import MOST_NOTES, Decisions, Quotes, Record, Who, place_of
+from gateway.telemetry.decisions import (
+    MOST_GROUPS,
+    MOST_NOTES,
+    MOST_QUOTES,
+    Decisions,
+    Quotes,
+    Record,
+    Who,
+    place_of,
+)
 from gateway.telemetry.logs import LONGEST, Redactor
 
 PLACES = {
@@ -106,6 +115,18 @@ def test_a_chain_without_end_keeps_its_first_and_last_links():
     kept = [link["layer"] for link in orjson.loads(line)["notes"]]
     assert len(kept) == MOST_NOTES
     assert (kept[0], kept[-1]) == ("l0", "l499")
+
+
+def test_texts_remembered_as_json_are_bounded():
+    quote = Quotes()
+    for number in range(2 * MOST_QUOTES):
+        quote(f"text {number}")
+        quote.names(Who("chat", "POST", f"/v1/{number}"))
+        quote.note(note(because=f"rules.{number}"))
+    assert len(quote._known) <= MOST_QUOTES
+    assert len(quote._groups) <= MOST_GROUPS
+    assert len(quote._links) <= MOST_GROUPS
+    assert orjson.loads(quote('a "quoted" word')) == 'a "quoted" word'
 
 
 def test_a_name_with_a_lone_surrogate_is_still_a_line():

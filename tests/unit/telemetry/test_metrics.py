@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from gateway.admission.profiles import Usage
 from gateway.admission.store import DimensionView, LaneView, PoolView
-from gateway.telemetry.metrics import OTHER, Bounded, Metrics, Page, pool_label, status_label
+from gateway.telemetry.metrics import (
+    MOST_KNOWN,
+    OTHER,
+    Bounded,
+    Metrics,
+    Page,
+    pool_label,
+    status_label,
+)
 from tests.cases.accounts import TABLE, families, parse, read
 
 
@@ -135,6 +143,16 @@ def test_no_flood_of_names_makes_a_page_longer_than_a_thousand_samples():
     assert sum(v for n, _, v in samples if n == "tidegate_calls_total") == 600 * 12
     assert sum(v for n, labels, v in samples if n == "tidegate_waiting") == 600 * 4
     assert read(metrics.render().decode())["in_flight"] == 0
+
+
+def test_what_is_remembered_of_raw_names_is_bounded_and_loses_no_count():
+    metrics = Metrics()
+    for number in range(2 * MOST_KNOWN + 10):
+        metrics.waited(f"agent:{number}", 2, 0)
+    assert len(metrics._waits._known) <= MOST_KNOWN
+    labels = {"pool": "agent", "tier": "2"}
+    counted = sample(metrics, "tidegate_admission_wait_seconds_count", **labels)
+    assert counted == 2 * MOST_KNOWN + 10
 
 
 def test_pools_are_mirrored_and_forgotten():

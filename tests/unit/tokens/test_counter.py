@@ -106,6 +106,24 @@ def test_short_texts_are_not_remembered():
     assert counter.cached == 0
 
 
+def test_texts_of_sixteen_characters_are_remembered():
+    words = Words()
+    counter = inline(lambda _: words)
+    ask(counter, "warm up the encoder, which is loaded with the first prompt")
+    for _ in range(3):
+        ask(counter, "x" * 16, "y" * 15)
+    assert words.seen.count("x" * 16) == 1
+    assert words.seen.count("y" * 15) == 3
+
+
+def test_a_long_text_is_known_by_a_hash_that_lets_the_interpreter_go():
+    short, long = "a" * tokens.HASH_SHORT, "a" * (tokens.HASH_SHORT + 1)
+    assert tokens.fingerprint(short) == hash(short)
+    assert isinstance(tokens.fingerprint(long), bytes)
+    assert tokens.fingerprint(long) != tokens.fingerprint(long + "a")
+    assert tokens.fingerprint("\ud83d" * 20) == hash("\ud83d" * 20)
+
+
 def test_the_memory_is_bounded_and_what_is_used_stays(monkeypatch):
     monkeypatch.setattr(tokens, "CACHED", 20)
     words = Words()
