@@ -143,6 +143,8 @@ class MessagesReader(Reader):
 
     __slots__ = ("_delta_told",)
 
+    text_key = b'"text":"'
+
     def __init__(self) -> None:
         super().__init__()
         self._delta_told = False
@@ -160,7 +162,7 @@ class MessagesReader(Reader):
             self.spoil()
             return False
         if name == b"content_block_delta":
-            self.note_text(data, b'"text":"')
+            self.note_text(data, self.text_key)
             return self.events == 1
         if name == b"message_stop":
             self.terminal = True

@@ -302,11 +302,11 @@ def error_of(body: Body) -> Failure | None:
 class ChatReader(Reader):
     """The fold of a Chat Completions or Completions stream."""
 
-    __slots__ = ("_key", "done")
+    __slots__ = ("done", "text_key")
 
     def __init__(self, *, completions: bool = False) -> None:
         super().__init__()
-        self._key = b'"text":"' if completions else b'"content":"'
+        self.text_key = b'"text":"' if completions else b'"content":"'
         self.done = False  # [DONE] has come
 
     def skim(self, event: sse.Event) -> bool:
@@ -319,7 +319,7 @@ class ChatReader(Reader):
         if len(data) < 16 and data.strip() == b"[DONE]":
             self.terminal = self.done = True
             return False
-        self.note_text(data, self._key)
+        self.note_text(data, self.text_key)
         return self.events == 1 or (_maybe_worth(data) and _WORTH.search(data) is not None)
 
     def feed(self, name: bytes, body: Mapping[str, Any]) -> None:

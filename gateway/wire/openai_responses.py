@@ -138,6 +138,8 @@ class ResponsesReader(Reader):
 
     __slots__ = ()
 
+    text_key = b'"delta":"'
+
     def skim(self, event: Event) -> bool:
         """True for the first event and for the five ends."""
         self.events += 1
@@ -147,12 +149,12 @@ class ResponsesReader(Reader):
                 self._end(event.name, {})
             return False
         if event.name.endswith(b".delta"):
-            self.note_text(event.data, b'"delta":"')
+            self.note_text(event.data, self.text_key)
             return self.events == 1
         if event.name:
             return event.name in TERMINAL or event.name == b"error" or self.events == 1
         if b".delta" in event.data:
-            self.note_text(event.data, b'"delta":"')
+            self.note_text(event.data, self.text_key)
         return self.events == 1 or _END.search(event.data) is not None
 
     def feed(self, name: bytes, body: Mapping[str, Any]) -> None:

@@ -92,6 +92,11 @@ class Events:
         )
 
     @property
+    def at_rest(self) -> bool:
+        """Whether the next chunk begins anew: nothing is held and nothing is to be skipped."""
+        return not (self._pending or self._dropped or self._fresh or self._swallow_lf)
+
+    @property
     def holding(self) -> bool:
         """Whether the next chunk continues something: an event, or the stream's very start."""
         return bool(self._pending or self._dropped or self._fresh)

@@ -173,3 +173,152 @@ def test_no_event_of_whatever_shape_makes_a_reader_raise(
     for _, body in events:
         codec.usage_of(body)
         codec.error_of(body)
+
+
+# --- events like the last one ---------------------------------------------------------------------
+
+TEXTS = st.text(
+    st.sampled_from('ab "\\\n\r:{},[]') | st.characters(codec="utf-8"), max_size=12
+) | st.sampled_from(["usage", "error", "finish_reason", '"usage":{', '","error":{"a":1},"x":"'])
+
+
+def _chat(text: str) -> bytes:
+    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+    return b"data: %b\n\n" % json.dumps({"id": "c", "choices": choices, "usage": None}).encode()
+
+
+def _tight(text: str) -> bytes:
+    return _chat(text).replace(b'": ', b'":').replace(b', "', b',"')
+
+
+def _message(text: str) -> bytes:
+    body = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}
+    data = json.dumps(body, separators=(",", ":")).encode()
+    return b"event: content_block_delta\ndata: %b\n\n" % data
+
+
+def _raw(text: str) -> bytes:
+    """No JSON where the text holds quotes or line ends: what a broken upstream may send."""
+    return b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
+
+
+OTHER = [
+    b": comment\n\n",
+    b"event: ping\ndata: {}\n\n",
+    b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}\n\n',
+    b'data: {"choices":[{"delta":{"content":"a","x":"b"}}],"error":{"message":"m"}}\n\n',
+    b'data: {"choices":[{"delta":{"content":"half',
+    b'"}}]}\n\n',
+    b"data: [DONE]\n\n",
+    b"\n",
+    b"data: x\r\n\r",
+]
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([Dialect.CHAT, Dialect.MESSAGES, Dialect.RESPONSES]),
+    st.lists(
+        st.tuples(st.sampled_from([_chat, _tight, _message, _raw]), TEXTS).map(
+            lambda made: made[0](made[1])
+        )
+        | st.sampled_from(OTHER),
+        max_size=30,
+    ),
+)
+def test_an_event_like_the_last_one_is_read_as_if_it_were_the_first(dialect, chunks) -> None:
+    """Byte by byte no chunk is like another, so that nothing can be remembered."""
+    quick = folded(dialect, chunks)
+    slow = folded(dialect, [bytes([byte]) for byte in b"".join(chunks)])
+    for name in Reader.__slots__:
+        assert getattr(quick, name) == getattr(slow, name), name
+
+
+@pytest.mark.parametrize(
+    ("dialect", "chunks"),
+    [
+        (Dialect.CHAT, [_raw("a"), _raw("b"), _raw("x\n\ny")]),
+        (Dialect.CHAT, [_raw("a"), _raw("b"), _raw("x\r\ry")]),
+        (Dialect.CHAT, [_raw("a"), _raw("b"), _raw("x\\")]),
+        (Dialect.CHAT, [_raw("a"), _raw("b"), _raw('x","usage":{"prompt_tokens":3},"y":"z')]),
+        (Dialect.CHAT, [_raw("a"), _raw("b"), _raw("")]),
+        (Dialect.CHAT, [_raw("a"), _raw("b"), _raw("x")[:-1], b"\n"]),
+        (
+            Dialect.CHAT,
+            [
+                b'data: {"a":[{"content":"%b":{"prompt_tokens":3}}]}\n\n' % text
+                for text in (b"a", b"b", b"usage")
+            ],
+        ),
+        (
+            Dialect.CHAT,
+            [
+                b': "content":"%b"}\ndata: {"content":"abc"}\n\n' % text
+                for text in (b"abc", b"abc", b"longer")
+            ],
+        ),
+        (
+            Dialect.CHAT,
+            [
+                b'event: "content":"%b"}\ndata: {"content":"abc"}\n\n' % text
+                for text in (b"a", b"b", b"longer")
+            ],
+        ),
+        (
+            Dialect.MESSAGES,
+            [
+                b"event: content_block_delta\n",
+                b'data: {"delta":{"text":"a"}}\n\n',
+                b"event: content_block_delta\n",
+                b'data: {"delta":{"text":"b"}}\n\n',
+                b'data: {"delta":{"text":"nameless"}}\n\n',
+            ],
+        ),
+    ],
+    ids=[
+        "line",
+        "return",
+        "backslash",
+        "quote",
+        "empty",
+        "cut",
+        "name",
+        "comment",
+        "event",
+        "nameless",
+    ],
+)
+def test_what_only_looks_like_the_last_event_is_read_for_what_it_is(dialect, chunks) -> None:
+    quick = folded(dialect, chunks)
+    slow = folded(dialect, [bytes([byte]) for byte in b"".join(chunks)])
+    for name in Reader.__slots__:
+        assert getattr(quick, name) == getattr(slow, name), name
+
+
+@pytest.mark.parametrize("make", [_tight, _message])
+def test_a_stream_of_like_events_is_remembered_and_counted(make: Any) -> None:
+    class Counting(Events):
+        fed = 0
+
+        def feed(self, chunk: bytes) -> Any:
+            self.fed += 1
+            return super().feed(chunk)
+
+    dialect = Dialect.CHAT if make is _tight else Dialect.MESSAGES
+    events = Counting()
+    tap = Tap(events, CODECS[dialect].reader(), json.loads)  # type: ignore[misc]
+    for number in range(50):
+        tap(make(f"word{number} "))
+    assert events.fed == 2  # the first is decoded, the second remembered
+    assert tap.reader.deltas == tap.reader.events == 50
+    assert tap.reader.text_bytes == sum(len(f"word{number} ") for number in range(50))
+    assert events.total == 50
+
+
+def test_what_differs_each_time_is_not_remembered_for_ever() -> None:
+    tap = Tap(Events(), CODECS[Dialect.CHAT].reader(), json.loads)  # type: ignore[misc]
+    for number in range(100):
+        tap(b'data: {"n":%d,"choices":[{"delta":{"content":"x"}}]}\n\n' % number)
+    assert tap._before == b""
+    assert tap.reader.deltas == 100
