@@ -7,10 +7,10 @@ otherwise, and shows no secret and no prompt.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -22,8 +22,6 @@ from gateway.desk import Unfit
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from gateway.desk import Desk
-
 T = TypeVar("T")
 Given: TypeAlias = T | Awaitable[T]
 
@@ -32,6 +30,25 @@ PROBLEM = "application/problem+json"
 MOST_ID = 300
 MOST_POSTED = 16 * 1024
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class OperatorsDesk(Protocol):
+    """Approvals and effects in doubt: of this process (`desk.py`), or of all workers."""
+
+    async def approvals(self, state: str, after: int) -> dict[str, Any]:
+        """Approvals of a state ("" means all), oldest first."""
+
+    async def approval(self, approval: str) -> dict[str, Any]:
+        """One approval with all that is signed."""
+
+    async def decide(self, approval: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A signed decision."""
+
+    async def doubts(self) -> dict[str, Any]:
+        """Effects in doubt, oldest first."""
+
+    async def resolve(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A human's word on an effect in doubt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +73,7 @@ class AdminView:
     reload: Callable[[], Awaitable[str]]
     reset_loops: Callable[[str], Given[int]]
     revoke: Callable[[str], Given[None]]
-    desk: Desk
+    desk: OperatorsDesk
 
 
 async def given(value: Given[T]) -> T:
@@ -165,7 +182,7 @@ def admin(view: AdminView) -> Starlette:  # noqa: C901 - one small function per 
     )
 
 
-def desk_routes(desk: Desk) -> list[Route]:
+def desk_routes(desk: OperatorsDesk) -> list[Route]:
     """What operators do about tool calls. Posts are JSON and say so: no web page can send them."""
 
     def route(path: str, method: str, act: Callable[[Request], Awaitable[Any]]) -> Route:

@@ -228,10 +228,11 @@ class Gateway:
                 machine.resuming.run(),
                 machine.tools.start(watch.current.servers),
                 machine.tools.run(),
-                machine.spending.run(),
                 upkeep.run(),
             )
             others = [tasks.create_task(one) for one in running]
+            if machine.spending is not None:
+                others.append(tasks.create_task(machine.spending.run()))
             if machine.sharing is not None:
                 others.append(tasks.create_task(machine.sharing.run()))
             if self._emulator is not None:

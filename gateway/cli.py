@@ -172,16 +172,7 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the record as JSON")
     explain.set_defaults(run=run_explain)
 
-    loops = commands.add_parser("loops", help="let agents go on that were cut off by a loop rule")
-    reset = loops.add_subparsers(required=True).add_parser(
-        "reset", help="conversations and tasks begin anew, with nothing repeated and nothing used"
-    )
-    whose = reset.add_mutually_exclusive_group(required=True)
-    whose.add_argument("name", nargs="?", default="", help="a session or a workflow")
-    whose.add_argument("--all", action="store_true", help="every conversation and task")
-    reset.add_argument("--admin", default="", help=ADMIN_HELP)
-    reset.set_defaults(run=run_loops_reset)
-
+    loops_parser(commands)
     key = commands.add_parser("key", help="make an agent key and its stored form")
     key.add_argument("id", nargs="?", default="", help="letters and digits; default: random")
     key.set_defaults(run=run_key)
@@ -193,6 +184,19 @@ def parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what works here, what does not, and why")
     doctor.set_defaults(run=run_doctor)
     return top
+
+
+def loops_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`tidegate loops …`."""
+    loops = commands.add_parser("loops", help="let agents go on that were cut off by a loop rule")
+    reset = loops.add_subparsers(required=True).add_parser(
+        "reset", help="conversations and tasks begin anew, with nothing repeated and nothing used"
+    )
+    whose = reset.add_mutually_exclusive_group(required=True)
+    whose.add_argument("name", nargs="?", default="", help="a session or a workflow")
+    whose.add_argument("--all", action="store_true", help="every conversation and task")
+    reset.add_argument("--admin", default="", help=ADMIN_HELP)
+    reset.set_defaults(run=run_loops_reset)
 
 
 def approvals_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -383,6 +387,8 @@ def run_effects(options: argparse.Namespace) -> None:
     if options.deed == "list":
         sys.exit(approvers.doubts(admin, as_json=options.json))
     sys.exit(approvers.resolve(admin, options.key, outcome=options.outcome, by=options.by))
+
+
 def run_loops_reset(options: argparse.Namespace) -> None:
     """Reset what loop rules remember."""
     from gateway.terminal import reset_loops

@@ -178,10 +178,7 @@ class Edge:
             return 204
         if rules.cors_origins:
             outlet.always += cors.answer_headers(head.origin, rules.cors_origins)
-        if scope["query_string"]:
-            _check_secrets(scope["query_string"])
-        if head.origin is not None:
-            _check_origin(head, head.origin, rules)
+        _check_caller(scope["query_string"], head, rules)
         mount = wellknown.resource(path, snapshot)
         if mount and method in {"GET", "HEAD"}:
             return orjson.dumps(wellknown.document(mount, head.host, snapshot))
@@ -460,6 +457,14 @@ def _check_secrets(query: bytes) -> None:
             "or x-api-key header: URLs are written to logs.",
             code="credential_in_query",
         )
+
+
+def _check_caller(query: bytes, head: Head, rules: EdgeRules) -> None:
+    """No credential in the query, no page of a foreign origin."""
+    if query:
+        _check_secrets(query)
+    if head.origin is not None:
+        _check_origin(head, head.origin, rules)
 
 
 def _check_origin(head: Head, origin: bytes, rules: EdgeRules) -> None:

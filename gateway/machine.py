@@ -167,7 +167,7 @@ class Machine:
         refused, refusals: What was refused before the pipeline, and who writes it down.
         tools: The tool plane below the layers.
         tasks, resuming: The store of what is durable, and who executes the calls held in it.
-        spending: Writes down what budgets have used.
+        spending: Writes down what budgets have used; None: the shared store does.
     """
 
     def __init__(  # noqa: PLR0913 - what the process owns, each once
@@ -213,7 +213,11 @@ class Machine:
         self.hooks = Webhooks(clock)
         seal = AesSeal(derive(secret, "holds"), secrets.token_bytes)
         self.tasks = scheduler.open(settings.state_dir, seal=seal)
-        self.spending = Spending(self.store, self.tasks.usage, clock, log)
+        self.spending = (
+            Spending(self.store, self.tasks.usage, clock, log)
+            if isinstance(self.store, LocalStore)
+            else None  # a fleet keeps its budgets in the shared store
+        )
         self.resuming = self._resuming(rng)
         self.tools = Tools(
             Remote(self.transport, clock),
@@ -236,7 +240,7 @@ class Machine:
         metrics.mode("embedded" if self.sharing is None else "shared")
         if self.sharing is not None:
             self.sharing.connect(
-                self.breakers, lambda: watch.current.breaker, watch.poke, self.loops.reset
+                self.breakers, lambda: watch.current.breaker, watch.poke, self._begin_anew
             )
 
     def _sharing(self, rng: Rng) -> Sharing | None:
@@ -327,7 +331,10 @@ class Machine:
         """A session ("" means all) begins anew, in the whole fleet; how many conversations here."""
         if self.sharing is not None:
             self.sharing.loops_reset(session)
-        return self.loops.reset(session)
+        return self._begin_anew(session)
+
+    def _begin_anew(self, session: str) -> int:
+        return self.loops.reset(session) + self.guards.repeats.reset(session)
 
     def revoke(self, principal: str) -> None:
         """That principal is refused from now on; in the whole fleet, where there is one."""
@@ -390,10 +397,6 @@ class Machine:
         keeping.on_fault = lambda text: self.log.error("effect_store", problem=text)
         return keeping
 
-    def reset_loops(self, session: str) -> int:
-        """The operator's word on both planes; how many begin anew."""
-        return self.loops.reset(session) + self.guards.repeats.reset(session)
-
     def _resuming(self, rng: Rng) -> Resuming:
         def snapshot() -> Snapshot:
             return self.watch.current
@@ -413,12 +416,14 @@ class Machine:
 
     async def __aenter__(self) -> Machine:
         """Ready to be used inside its loop; budgets know what they have used."""
-        await self.spending.load()
+        if self.spending is not None:
+            await self.spending.load()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Nothing is left: waiters shed, connections closed, threads ended."""
-        await self.spending.write()
+        if self.spending is not None:
+            await self.spending.write()
         await self.store.close()
         await self.tools.close()
         await self.transport.close()

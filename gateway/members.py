@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import orjson
 
 from gateway.admin import AdminView
+from gateway.desk import Unfit
 from gateway.telemetry.merge import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
+
+Ask: TypeAlias = "Callable[..., Awaitable[dict[int, _Said | None]]]"
 
 PATIENCE_S = 5.0
 MOST_BYTES = 32 << 20
@@ -51,12 +54,15 @@ class Members:
             reload=self.reload,
             reset_loops=self.reset_loops,
             revoke=self.revoke,
+            desk=Desks(self._ask),
         )
 
-    async def _ask(self, method: str, path: str) -> dict[int, _Said | None]:
+    async def _ask(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> dict[int, _Said | None]:
         """Every worker's answer; None from those that gave none."""
         workers = self._workers()
-        asked = (asyncio.to_thread(_one, method, one.port, path) for one in workers)
+        asked = (asyncio.to_thread(_one, method, one.port, path, body) for one in workers)
         found = await asyncio.gather(*asked)
         return {one.number: said for one, said in zip(workers, found, strict=True)}
 
@@ -136,6 +142,68 @@ class Members:
         await self._ask("POST", f"/revoke?principal={quote(principal, safe='')}")
 
 
+class Desks:
+    """The desks of all workers as one: each keeps the approvals and effects of its own calls."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def approvals(self, state: str, after: int) -> dict[str, Any]:
+        """The first of each worker, oldest first. Workers count apart, so there is no cursor."""
+        if after:
+            raise Unfit(400, "no cursor", "Workers count their approvals apart; list by state.")
+        query = f"?state={quote(state, safe='')}" if state else ""
+        return {"approvals": await self._all("/approvals" + query, "approvals", "requested")}
+
+    async def approval(self, approval: str) -> dict[str, Any]:
+        """From the worker that keeps it."""
+        return self._whose(await self._ask("GET", f"/approvals/{quote(approval, safe='')}"))
+
+    async def decide(self, approval: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """By the worker that keeps it; the others know nothing of it."""
+        path = f"/approvals/{quote(approval, safe='')}/decision"
+        return self._whose(await self._ask("POST", path, orjson.dumps(body)))
+
+    async def doubts(self) -> dict[str, Any]:
+        """Of all workers."""
+        return {"effects": await self._all("/effects", "effects", "")}
+
+    async def resolve(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """By the worker that keeps it."""
+        path = f"/effects/{quote(key, safe='')}/resolve"
+        return self._whose(await self._ask("POST", path, orjson.dumps(body)))
+
+    async def _all(self, path: str, name: str, order: str) -> list[dict[str, Any]]:
+        said = await self._ask("GET", path)
+        found: list[dict[str, Any]] = []
+        for number, one in said.items():
+            if one is None:
+                raise Unfit(503, "incomplete", f"worker {number} did not answer")
+            if one.status != 200:
+                raise _unfit(one)
+            found += orjson.loads(one.body)[name]
+        return sorted(found, key=lambda row: row[order]) if order else found
+
+    @staticmethod
+    def _whose(said: dict[int, _Said | None]) -> dict[str, Any]:
+        known = [one for one in said.values() if one is not None and one.status != 404]
+        done = next((one for one in known if one.status == 200), None)
+        if done is not None:
+            value: dict[str, Any] = orjson.loads(done.body)
+            return value
+        if known:
+            raise _unfit(known[0])
+        silent = [str(number) for number, one in said.items() if one is None]
+        if silent:
+            raise Unfit(503, "incomplete", f"no answer from worker {', '.join(silent)}")
+        raise Unfit(404, "unknown", "No worker knows it.")
+
+
+def _unfit(said: _Said) -> Unfit:
+    problem = orjson.loads(said.body)
+    return Unfit(said.status, problem.get("title", "refused"), problem.get("detail", ""))
+
+
 def _pools(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Pools are shared: of each the view of the worker that saw it last, which has most waiting."""
     best: dict[str, dict[str, Any]] = {}
@@ -147,12 +215,13 @@ def _pools(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(best.values())
 
 
-def _one(method: str, port: int, path: str) -> _Said | None:
+def _one(method: str, port: int, path: str, body: bytes | None) -> _Said | None:
     if not port:
         return None
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
-        connection.request(method, path)
+        headers = {"content-type": "application/json"} if body is not None else {}
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         return _Said(answer.status, answer.read(MOST_BYTES))
     except (OSError, http.client.HTTPException):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.admission.core import PoolSpec
 from gateway.admission.profiles import Accounting, Profile
 from gateway.admission.ramp import RampRules
+from gateway.keys import Secret, hash_key, parse_stored_key, stored_key
 from gateway.resilience.backoff import BackoffRules
 from gateway.resilience.breaker import BreakerRules
 from gateway.resilience.loops import LoopRules
@@ -30,61 +31,11 @@ __all__ = [
     "EdgeRules", "JwtIssuer", "KeyPattern", "Listeners", "LogRules", "LoopRules", "Mode", "Model",
     "ModelPattern",
     "Place", "PoolSpec", "Price", "Provider", "RampRules", "Secret", "Server", "Snapshot", "Tier",
-    "Timeouts", "ToolRule",
+    "Timeouts", "ToolRule", "hash_key", "parse_stored_key", "stored_key",
 ]  # fmt: skip
 
 MAX_PATTERN_MODELS = 10_000
 """Concrete models instantiated from patterns and remembered; beyond it they are made anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Secret:
-    """A value that must never be printed. `reveal()` is the only way to it."""
-
-    _value: str
-
-    def reveal(self) -> str:
-        """The value itself: for the one header that needs it."""
-        return self._value
-
-    def __repr__(self) -> str:
-        """Never the value."""
-        return "Secret(***)"
-
-    def __str__(self) -> str:
-        """Never the value."""
-        return "***"
-
-
-def hash_key(salt: bytes, key: str) -> bytes:
-    """SHA-256 of salt and key: what is stored instead of a key.
-
-    Keys are machine-made with at least 128 bits of chance, so a slow password hash would only cost
-    time on every call.
-    """
-    return sha256(salt + key.encode("utf-8", "surrogatepass")).digest()
-
-
-def stored_key(salt: bytes, digest: bytes) -> str:
-    """The written form of a stored key, `sha256:<salt hex>:<digest hex>`."""
-    return f"sha256:{salt.hex()}:{digest.hex()}"
-
-
-def parse_stored_key(text: str) -> tuple[bytes, bytes]:
-    """Salt and digest of that form.
-
-    Raises:
-        ValueError: It has another form; the text itself is not repeated, it could be a key.
-    """
-    scheme, _, rest = text.strip().partition(":")
-    salt_hex, colon, digest_hex = rest.partition(":")
-    try:
-        salt, digest = bytes.fromhex(salt_hex), bytes.fromhex(digest_hex)
-    except ValueError:
-        salt, digest = b"", b""
-    if scheme != "sha256" or not colon or not salt or len(digest) != 32:
-        raise ValueError("a stored key has the form sha256:<salt in hex>:<64 hex digits>")
-    return salt, digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,9 +43,7 @@ def _asked(
     params: dict[str, str] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     try:
-        answer = httpx.request(
-            method, url, json=body, params=params, timeout=5.0, trust_env=False
-        )
+        answer = httpx.request(method, url, json=body, params=params, timeout=5.0, trust_env=False)
     except httpx.HTTPError as error:
         kind = type(error).__name__
         text = f"no answer from {url} ({kind}); is `tidegate serve` running, is --admin right?"

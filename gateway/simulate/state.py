@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import ceil
 from typing import TYPE_CHECKING
 
 from gateway.admission.estimate import Learned
@@ -100,7 +101,8 @@ class Gateway:
     def expected(self, op: Op, rule: AgentRule, deployment: Deployment) -> Estimate:
         """What the call is expected to cost there, as `layers/estimate.py` has it."""
         learned, cap = self.learned, op.cap or None
-        tokens = learned.bias.apply(deployment.id, op.counted, tools=False, images=False)
+        bias = learned.bias.factor(deployment.id, tools=False, images=False)
+        tokens = ceil(op.counted * bias)
         most = deployment.max_output or None
         output = learned.outputs.predict(deployment.id, rule.id, cap=cap, most=most)
         cached = min(tokens, learned.cache.predict(op.session, tokens)) if op.session else 0
@@ -110,6 +112,7 @@ class Gateway:
             cap=cap,
             cached=cached,
             money=deployment.price.expected(tokens, cached, output),
+            bias=bias,
             high=learned.outputs.high(deployment.id, rule.id) if cap is None and output else None,
         )
 
@@ -120,7 +123,11 @@ class Gateway:
         learned = self.learned
         total = (usage.input or 0) + (usage.cache_read or 0)
         learned.bias.learn(
-            deployment.id, estimated=estimate.input, reported=total, tools=False, images=False
+            deployment.id,
+            counted=estimate.input / estimate.bias,
+            reported=total,
+            tools=False,
+            images=False,
         )
         learned.outputs.learn(deployment.id, rule.id, usage.output or 0)
         if op.session:

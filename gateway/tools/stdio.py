@@ -199,6 +199,14 @@ class Piped:
         """Whether reading waits for nothing."""
         return self.waiting is None or (self.waiting.answered and self.status == 200)
 
+    def at_once(self) -> bytes | None:
+        """The one message of an answer that is refused or known; else it is asked for."""
+        if self.waiting is not None or self._broken:
+            return None
+        body = b"".join(self._first)
+        self._first = []
+        return body
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """The messages: one JSON body, or events."""
         for raw in self._first:
