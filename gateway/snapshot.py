@@ -448,13 +448,7 @@ class HoldRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRules:
-    """What several gateways share, read at start.
-
-    Attributes:
-        redis: URL of the shared store; None: alone, unless the environment names one.
-        when_away: "local", "closed" or "open".
-        prefix: Of keys and channels.
-    """
+    """What several gateways share, read at start; `when_away` is "local", "closed" or "open"."""
 
     redis: Secret | None = None
     when_away: str = "local"
