@@ -52,6 +52,13 @@ def pure_files() -> list[Path]:
 
 
 @pytest.mark.slow
+def test_a_start_does_not_pay_for_the_http_client_that_is_not_asked_for():
+    code = "import sys, gateway.app; sys.exit('aiohttp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
 def test_the_import_contracts_hold():
     program = Path(sys.executable).parent / "lint-imports"
     done = subprocess.run([program], cwd=ROOT, capture_output=True, text=True, check=False)
