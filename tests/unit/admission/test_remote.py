@@ -9,7 +9,15 @@ import pytest
 from gateway.admission.core import Admit, Ask, Late, Outcome, PoolCore
 from gateway.admission.packing import OK, Answer, Standing
 from gateway.admission.profiles import pool_spec
-from gateway.admission.remote import LINGER, PROBE, TIMEOUT, FailMode, RemotePool
+from gateway.admission.remote import (
+    JUDGED,
+    LINGER,
+    PROBE,
+    TIMEOUT,
+    TOO_SLOW,
+    FailMode,
+    RemotePool,
+)
 from gateway.units import MINUTE
 
 SECOND = 1_000_000
@@ -339,3 +347,31 @@ def test_no_waiter_is_lost_and_no_lease_leaks_whatever_breaks(seed):
     assert not shared.core.line.waiting
     shared.core.advance(end + 200 * SECOND)
     assert not shared.core.leases.held
+
+
+def test_a_store_that_answers_slowly_is_as_good_as_away_until_it_answers_quickly():
+    shared = Shared(spec_of())
+    desk = Desk(shared, mode=FailMode.OPEN)
+
+    def exchange(pace: int) -> None:
+        batch = desk.pool.next(desk.now)
+        if batch is None:
+            desk.now = desk.pool.alarm(desk.now) or desk.now
+            batch = desk.pool.next(desk.now)
+        answer = shared.tick(desk.now, batch)
+        desk.now += pace
+        desk.pool.answered(desk.now, answer)
+        desk.hear()
+
+    for n in range(JUDGED):
+        assert not desk.pool.away
+        desk.acquire(ask_of(f"slow{n}"))
+        exchange(TOO_SLOW * 3 // 2)
+    assert desk.pool.away
+    assert isinstance(desk.acquire(ask_of("meanwhile")), Admit)
+    left = desk.now
+    for _ in range(JUDGED):
+        assert desk.pool.away
+        exchange(1_000)
+    assert not desk.pool.away
+    assert desk.now - left >= 20 * PROBE - PROBE
