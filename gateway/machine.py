@@ -308,7 +308,11 @@ class Machine:
                 spares=self.credentials,
                 on_retry=metrics.retried,
             ),
-            settling=Settling(learn=estimating.learn, on_malformed=metrics.malformed_events),
+            settling=Settling(
+                learn=estimating.learn,
+                on_malformed=metrics.malformed_events,
+                on_response=estimating.makers.note,
+            ),
             dispatch=dispatch,
             observing=Observing(
                 clock=clock,

@@ -15,6 +15,7 @@ from gateway.call import Call, Dialect, Estimate, Layer, Reply, Service, Usage, 
 from gateway.errors import NoSuchRoute
 from gateway.snapshot import Deployment
 from gateway.tokens import Counted
+from gateway.wire.chained import Makers
 from gateway.wire.codec import CODECS
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class Estimating:
 
     Attributes:
         on_estimated: Called with the reason whenever a count is not exact, for metrics.
+        makers: Which provider made which stored response.
     """
 
-    __slots__ = ("_counter", "_decode", "_learned", "on_estimated")
+    __slots__ = ("_counter", "_decode", "_learned", "makers", "on_estimated")
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class Estimating:
         self._learned = learned
         self._decode = decode
         self.on_estimated = on_estimated
+        self.makers = Makers()
 
     async def __call__(self, call: Call, deployment: Deployment) -> None:
         """The call carries this deployment and its estimate."""
@@ -136,9 +139,9 @@ class Estimating:
             learned.cache.learn(call.session, read=usage.cache_read or 0, of=total)
 
 
-def passthrough_of(snapshot: Snapshot, call: Call) -> Deployment | None:
+def passthrough_of(snapshot: Snapshot, call: Call, makers: Makers) -> Deployment | None:
     """The way of a path that is relayed unread, with its provider's pools; None if none has it."""
-    provider = relaying(snapshot, call)
+    provider = relaying(snapshot, call, makers)
     if provider is None:
         return None
     return Deployment(
@@ -150,13 +153,20 @@ def passthrough_of(snapshot: Snapshot, call: Call) -> Deployment | None:
     )
 
 
-def relaying(snapshot: Snapshot, call: Call) -> Provider | None:
-    """The provider that a pass-through path belongs to, in policy order."""
+RESPONSES = "/v1/responses/"
+
+
+def relaying(snapshot: Snapshot, call: Call, makers: Makers) -> Provider | None:
+    """The provider that a pass-through path belongs to: of a response its maker, else the first."""
+    if call.path.startswith(RESPONSES):
+        maker = makers.of(call.path.removeprefix(RESPONSES).partition("/")[0])
+        if maker in snapshot.providers:
+            return snapshot.providers[maker]
     for provider in snapshot.providers.values():
         if any(fnmatchcase(call.path, glob) for glob in provider.passthrough):
             return provider
     for provider in snapshot.providers.values():
-        if call.family.value in provider.dialects and call.path.startswith("/v1/responses/"):
+        if call.family.value in provider.dialects and call.path.startswith(RESPONSES):
             return provider
     return None
 
@@ -167,14 +177,14 @@ def estimate(estimating: Estimating) -> Layer:
     def layer(inner: Service) -> Service:
         async def serve(call: Call) -> Reply:
             if call.fields is None:
-                deployment = passthrough_of(call.snapshot, call)
+                deployment = passthrough_of(call.snapshot, call, estimating.makers)
                 if deployment is None:
                     raise NoSuchRoute(f"No provider of the policy serves {call.path[:200]}.")
                 call.deployment, call.estimate = deployment, NOTHING
                 return await inner(call)
             model = call.model
             assert model is not None  # noqa: S101 - identify found it
-            pending = estimating.begin(call, first_of(call))
+            pending = estimating.begin(call, first_of(call, estimating.makers))
             if pending is not None:
                 await pending
             made = call.estimate
@@ -189,9 +199,17 @@ def estimate(estimating: Estimating) -> Layer:
     return layer
 
 
-def first_of(call: Call) -> Deployment:
-    """The model's first rung of its own that speaks the caller's dialect."""
+def first_of(call: Call, makers: Makers) -> Deployment:
+    """The model's first rung of its own that speaks the caller's dialect.
+
+    A call that goes on from a stored response goes to the rung whose provider made it.
+    """
     assert call.model is not None  # noqa: S101 - identify found it
+    previous = call.fields.previous_response_id if call.fields is not None else None
+    maker = makers.of(previous) if previous else ""
+    for rung in call.model.deployments if maker else ():
+        if rung.provider.name == maker and call.family.value in rung.provider.dialects:
+            return rung
     found = call.model.own(call.family)
     if found is not None:
         return found

@@ -170,6 +170,7 @@ class _Stream:
             reply.code = failure.code or failure.type
         if reader.terminal and failure is None and end is not End.COMPLETE:
             end = End.COMPLETE
+        self.settling.answered(call, reader.response_id)
         if reader.malformed and self.settling.on_malformed is not None:
             self.settling.on_malformed(call.dialect.value, reader.malformed)
         reported = reader.usage
@@ -195,18 +196,21 @@ class Settling:
     Attributes:
         learn: Called with the call and its reported usage, to teach the estimators.
         on_malformed: Called with dialect and number of malformed events.
+        on_response: Called with the id of a response that a provider made, and its name.
     """
 
-    __slots__ = ("learn", "on_malformed")
+    __slots__ = ("learn", "on_malformed", "on_response")
 
     def __init__(
         self,
         *,
         learn: Callable[[Call, Usage], None] | None = None,
         on_malformed: Callable[[str, int], None] | None = None,
+        on_response: Callable[[str, str], None] | None = None,
     ) -> None:
         self.learn = learn
         self.on_malformed = on_malformed
+        self.on_response = on_response
 
     def __call__(self, inner: Service) -> Service:
         """The service with its settlement."""
@@ -242,6 +246,8 @@ class Settling:
         def closed(end: End) -> None:
             body = tap.decoded(wire_headers.coding_of(reply.headers))
             reported = codec.usage_of(body) if body is not None else None
+            if body is not None:
+                self.answered(call, body.get("id"))
             if reported is not None and embeds:
                 reported = completed(reported, _NO_OUTPUT, 0, _FREE)
             if body is not None and end is End.CLIENT_GONE:
@@ -254,6 +260,13 @@ class Settling:
             self.record(call, reported, output, end)
 
         reply.on_close(closed)
+
+    def answered(self, call: Call, response: object) -> None:
+        """A provider made that response: whoever asks for it, or goes on from it, goes there."""
+        known = self.on_response is not None and call.dialect is Dialect.RESPONSES
+        if known and isinstance(response, str) and response and call.deployment is not None:
+            assert self.on_response is not None  # noqa: S101 - looked at above
+            self.on_response(response, call.deployment.provider.name)
 
     def _refused(self, call: Call, reply: Reply, end: End) -> None:
         """A bad answer cost no tokens, unless it was an error after a stream had begun."""

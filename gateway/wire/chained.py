@@ -7,6 +7,7 @@ the terminal event of a stream.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -17,6 +18,33 @@ from gateway.wire.sse import Event
 from gateway.wire.stream import Reader
 
 Body: TypeAlias = Mapping[str, Any]
+
+
+MOST_MADE = 50_000
+"""Responses whose maker is remembered."""
+
+
+class Makers:
+    """Which provider made which response; the ones made longest ago are forgotten.
+
+    Weakness: a response made before this process began belongs to the first provider of the policy.
+    """
+
+    __slots__ = ("_limit", "_providers")
+
+    def __init__(self, limit: int = MOST_MADE) -> None:
+        self._providers: OrderedDict[str, str] = OrderedDict()
+        self._limit = limit
+
+    def note(self, response: str, provider: str) -> None:
+        """The provider made that response."""
+        self._providers[response] = provider
+        if len(self._providers) > self._limit:
+            self._providers.popitem(last=False)
+
+    def of(self, response: str) -> str:
+        """The name of its provider; "" where it is not known."""
+        return self._providers.get(response, "")
 
 
 def remembered(body: Body) -> bool:

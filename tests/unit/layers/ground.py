@@ -25,6 +25,7 @@ PATHS = {
     Dialect.EMBEDDINGS: "/v1/embeddings",
     Dialect.MESSAGES: "/v1/messages",
     Dialect.PASSTHROUGH: "/v1/files",
+    Dialect.RESPONSES: "/v1/responses",
 }
 
 

@@ -123,3 +123,28 @@ def test_calls_counted_before_anything_was_learned_do_not_correct_each_other():
         return (await estimated(made(asking(300)), estimating)).input
 
     assert run(main()) == 614
+
+
+def test_a_stored_response_belongs_to_the_provider_that_made_it():
+    async def main():
+        first = Provider(name="first", dialects=frozenset({"openai"}), base_url="http://1")
+        second = Provider(name="second", dialects=frozenset({"openai"}), base_url="http://2")
+        rules = Snapshot(revision=1, digest="", providers={"first": first, "second": second})
+        estimating, _ = await counting()
+        estimating.makers.note("resp_2", "second")
+        layer = estimate(estimating)(answering(reply()))
+        served = []
+        for path in ("resp_2", "resp_2/cancel", "resp_9"):
+            call = made(dialect=Dialect.PASSTHROUGH, snapshot=rules)
+            call.path = f"/v1/responses/{path}"
+            await layer(call)
+            served.append(call.deployment.provider.name)
+        rungs = tuple(deployment(f"{one.name}/m", provider=one) for one in (first, second))
+        for previous in ("resp_2", "resp_9", None):
+            body = {"previous_response_id": previous} if previous else {}
+            call = made({"input": "go on", **body}, dialect=Dialect.RESPONSES, rungs=rungs)
+            await layer(call)
+            served.append(call.deployment.provider.name)
+        return served
+
+    assert run(main()) == ["second", "second", "first", "second", "first", "first"]

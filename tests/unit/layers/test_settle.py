@@ -192,3 +192,23 @@ def test_each_kind_of_money_goes_into_the_price():
         assert call.usage.money == 40 * 2 + 7 * 10
 
     run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_made_a_response_is_told(stream):
+    async def main():
+        told = []
+        settling = Settling(on_response=lambda *one: told.append(one))
+        whole = {"id": "resp_1", "object": "response", "status": "completed", "output": []}
+        body = orjson.dumps(whole)
+        if stream:
+            body = b"event: response.completed\n" + event(
+                {"type": "response.completed", "sequence_number": 1, "response": whole}
+            )
+        answer = reply(body=body, headers=SSE if stream else None)
+        final = await settling(answering(answer))(made({"input": "x"}, dialect=Dialect.RESPONSES))
+        await read(final)
+        await final.close(End.COMPLETE)
+        return told
+
+    assert run(main()) == [("resp_1", "up")]
