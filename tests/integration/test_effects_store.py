@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 
 import pytest
 
@@ -11,8 +12,8 @@ from scheduler import api
 from scheduler.api import Bounds
 from scheduler.effects import Doubt, Go, Mark, Replay
 from tests.fixtures.effects import new_effect
-from tests.fixtures.held import HOUR, NOW
-from tests.integration.test_holds_store import program
+from tests.fixtures.held import NOW
+from tests.integration.test_holds_store import ROOT, program
 
 pytestmark = pytest.mark.integration
 
@@ -80,22 +81,18 @@ def test_no_effect_happens_twice_however_often_its_actor_is_killed(tmp_path):
     asyncio.run(books())
 
 
-def test_a_store_of_the_version_before_is_taken_over_with_its_rows(tmp_path):
+def test_a_store_of_the_first_version_is_taken_over(tmp_path):
+    first = ROOT / "scheduler" / "stores" / "sql" / "0001_held_calls.sql"
+    with sqlite3.connect(tmp_path / api.FILE) as db:
+        db.executescript(f"{first.read_text()}\nPRAGMA user_version=1;")
+
     async def scenario() -> None:
-        first = api.open(tmp_path)
-        await first._writer.ask(lambda db: _back_to_version_one(db))
-        await first.close()
         store = api.open(tmp_path)
         try:
-            judgment = await store.effects.reserve(new_effect("k"), now=NOW + HOUR, bounds=Bounds())
+            judgment = await store.effects.reserve(new_effect("k"), now=NOW, bounds=Bounds())
             assert judgment == Go(1)
+            assert await store.counts() == {}
         finally:
             await store.close()
 
     asyncio.run(scenario())
-
-
-def _back_to_version_one(db) -> None:
-    for table in ("effect", "effect_total", "approval"):
-        db.execute(f"DROP TABLE {table}")
-    db.execute("PRAGMA user_version=1")
