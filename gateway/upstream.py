@@ -197,7 +197,9 @@ def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
         raise _unreadable("a forbidden byte in the target")
     pairs = [pair for pair in out.headers if pair[0] not in _OWN_HEADERS]
     names = [pair[0] for pair in pairs]
-    lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
+    pairs += framing(out)
+    # Joined and not formatted, which costs three times as much.
+    lines = b"\r\n".join([b": ".join(pair) for pair in [(b"host", host), *pairs]])
     count = len(pairs)
     if (
         lines.count(b"\n") != count
@@ -207,9 +209,7 @@ def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
         or b"" in names
     ):
         raise _unreadable("a header ends its own line")
-    framed = b"".join([b"%b: %b\r\n" % pair for pair in framing(out)])
-    start = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), prefix, out.target, host)
-    return b"%b%b%b\r\n" % (start, lines, framed)
+    return b"%b %b%b HTTP/1.1\r\n%b\r\n\r\n" % (method.encode(), prefix, out.target, lines)
 
 
 def _unreadable(why: str) -> TransportFault:
