@@ -242,6 +242,8 @@ class Machine:
             self.sharing.connect(
                 self.breakers, lambda: watch.current.breaker, watch.poke, self._begin_anew
             )
+            self.tools.sessions.on_deleted = self.sharing.session_deleted
+            self.sharing.on_session = self.tools.sessions.deleted_elsewhere
 
     def _sharing(self, rng: Rng) -> Sharing | None:
         """The fleet that settings or policy name; None: this process is alone."""

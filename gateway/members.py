@@ -20,7 +20,7 @@ from gateway.telemetry.merge import merged
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-Ask: TypeAlias = "Callable[..., Awaitable[dict[int, _Said | None]]]"
+Ask: TypeAlias = "Callable[[str, str, bytes | None], Awaitable[_Said | None]]"
 
 PATIENCE_S = 5.0
 MOST_BYTES = 32 << 20
@@ -54,17 +54,23 @@ class Members:
             reload=self.reload,
             reset_loops=self.reset_loops,
             revoke=self.revoke,
-            desk=Desks(self._ask),
+            desk=Desks(self._ask_one),
         )
 
-    async def _ask(
-        self, method: str, path: str, body: bytes | None = None
-    ) -> dict[int, _Said | None]:
+    async def _ask(self, method: str, path: str) -> dict[int, _Said | None]:
         """Every worker's answer; None from those that gave none."""
         workers = self._workers()
-        asked = (asyncio.to_thread(_one, method, one.port, path, body) for one in workers)
+        asked = (asyncio.to_thread(_one, method, one.port, path, None) for one in workers)
         found = await asyncio.gather(*asked)
         return {one.number: said for one, said in zip(workers, found, strict=True)}
+
+    async def _ask_one(self, method: str, path: str, body: bytes | None) -> _Said | None:
+        """The first answer of a worker; a post is repeated only where it could not be made."""
+        for one in self._workers():
+            said = await asyncio.to_thread(_one, method, one.port, path, body)
+            if said is not None or (method != "GET" and one.port):
+                return said
+        return None
 
     async def status(self) -> dict[str, Any]:
         """Each worker's state under its number, and what all have in sum."""
@@ -143,65 +149,41 @@ class Members:
 
 
 class Desks:
-    """The desks of all workers as one: each keeps the approvals and effects of its own calls."""
+    """Approvals and effects: workers share the file that keeps them, so any one may answer."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
     async def approvals(self, state: str, after: int) -> dict[str, Any]:
-        """The first of each worker, oldest first. Workers count apart, so there is no cursor."""
-        if after:
-            raise Unfit(400, "no cursor", "Workers count their approvals apart; list by state.")
-        query = f"?state={quote(state, safe='')}" if state else ""
-        return {"approvals": await self._all("/approvals" + query, "approvals", "requested")}
+        """As the first worker that answers lists them."""
+        return await self._said("GET", f"/approvals?state={quote(state, safe='')}&after={after}")
 
     async def approval(self, approval: str) -> dict[str, Any]:
-        """From the worker that keeps it."""
-        return self._whose(await self._ask("GET", f"/approvals/{quote(approval, safe='')}"))
+        """One approval."""
+        return await self._said("GET", f"/approvals/{quote(approval, safe='')}")
 
     async def decide(self, approval: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """By the worker that keeps it; the others know nothing of it."""
+        """Decided by one worker; calls that wait at others look for it themselves."""
         path = f"/approvals/{quote(approval, safe='')}/decision"
-        return self._whose(await self._ask("POST", path, orjson.dumps(body)))
+        return await self._said("POST", path, orjson.dumps(body))
 
     async def doubts(self) -> dict[str, Any]:
-        """Of all workers."""
-        return {"effects": await self._all("/effects", "effects", "")}
+        """Effects in doubt."""
+        return await self._said("GET", "/effects")
 
     async def resolve(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """By the worker that keeps it."""
+        """Resolved by one worker."""
         path = f"/effects/{quote(key, safe='')}/resolve"
-        return self._whose(await self._ask("POST", path, orjson.dumps(body)))
+        return await self._said("POST", path, orjson.dumps(body))
 
-    async def _all(self, path: str, name: str, order: str) -> list[dict[str, Any]]:
-        said = await self._ask("GET", path)
-        found: list[dict[str, Any]] = []
-        for number, one in said.items():
-            if one is None:
-                raise Unfit(503, "incomplete", f"worker {number} did not answer")
-            if one.status != 200:
-                raise _unfit(one)
-            found += orjson.loads(one.body)[name]
-        return sorted(found, key=lambda row: row[order]) if order else found
-
-    @staticmethod
-    def _whose(said: dict[int, _Said | None]) -> dict[str, Any]:
-        known = [one for one in said.values() if one is not None and one.status != 404]
-        done = next((one for one in known if one.status == 200), None)
-        if done is not None:
-            value: dict[str, Any] = orjson.loads(done.body)
-            return value
-        if known:
-            raise _unfit(known[0])
-        silent = [str(number) for number, one in said.items() if one is None]
-        if silent:
-            raise Unfit(503, "incomplete", f"no answer from worker {', '.join(silent)}")
-        raise Unfit(404, "unknown", "No worker knows it.")
-
-
-def _unfit(said: _Said) -> Unfit:
-    problem = orjson.loads(said.body)
-    return Unfit(said.status, problem.get("title", "refused"), problem.get("detail", ""))
+    async def _said(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+        said = await self._ask(method, path, body)
+        if said is None:
+            raise Unfit(503, "no worker answers", "Ask again once a worker is ready.")
+        value: dict[str, Any] = orjson.loads(said.body)
+        if said.status != 200:
+            raise Unfit(said.status, value.get("title", "refused"), value.get("detail", ""))
+        return value
 
 
 def _pools(known: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
 Limits, queues and budgets are pools (`admission/shared.py`). Everything else is *news*: a breaker
-that opened, a credential that was revoked, a policy that was edited, loops that may begin anew.
-News is published, and kept for those who were away; it arrives within a second and is decided upon
-by each process alone while the store is away. Nothing here is needed for a right decision, only for
-an early one.
+that opened, a credential that was revoked, a policy that was edited, loops that may begin anew, a
+tool session that its client ended. News is published, and kept for those who were away; it arrives
+within a second and is decided upon by each process alone while the store is away. Nothing here is
+needed for a right decision, only for an early one.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Sharing:
         store: For admission.
         revoked: Ids of principals that are refused, whatever policy says.
         server: Name and version of the store, "" while it has never answered.
+        on_session: Called with the id of a tool session that was ended at another gateway.
     """
 
     def __init__(  # noqa: PLR0913 - what the process owns, each once
@@ -82,6 +83,7 @@ class Sharing:
         self._rules: Callable[[], BreakerRules] | None = None
         self._on_policy: Callable[[], None] | None = None
         self._on_loops: Callable[[str], object] | None = None
+        self.on_session: Callable[[str], None] | None = None
         self._hearing = ""
         self._changed: dict[str, int] = {}
 
@@ -180,6 +182,10 @@ class Sharing:
         """The operator let a session begin anew, here and in the whole fleet."""
         self._tell("loops", session, {"at": self._wall()}, keep=False)
 
+    def session_deleted(self, session: str) -> None:
+        """A client ended its tool session here, so nobody in the fleet honors it."""
+        self._tell("session", session, {"at": self._wall()}, keep=False)
+
     def _tell(self, kind: str, name: str, item: dict[str, Any], *, keep: bool = True) -> None:
         raw = orjson.dumps({"kind": kind, "name": name, "by": self.store.gateway, **item})
         self._spawn(self._send(kind, name, raw, keep=keep))
@@ -216,6 +222,8 @@ class Sharing:
                 self._on_policy()
             elif by != self.store.gateway and kind == "loops" and self._on_loops is not None:
                 self._on_loops(name)
+            elif by != self.store.gateway and kind == "session" and self.on_session is not None:
+                self.on_session(name)
         except (ValueError, KeyError, TypeError):
             logger.warning("news_unreadable", extra={"bytes": len(raw)})
 

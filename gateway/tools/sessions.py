@@ -83,6 +83,9 @@ class Sessions:
     Args:
         key: Signs ids; processes of one fleet share it.
         now, wall: Of the clock.
+
+    Attributes:
+        on_deleted: Called with the id of a session that its client ended, for the rest of a fleet.
     """
 
     def __init__(self, key: bytes, *, now: Callable[[], Micros], wall: Callable[[], float]) -> None:
@@ -92,6 +95,7 @@ class Sessions:
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._serial = 0
+        self.on_deleted: Callable[[str], None] | None = None
 
     def __len__(self) -> int:
         """Sessions remembered."""
@@ -199,14 +203,31 @@ class Sessions:
         while len(self._known) > MOST_SESSIONS:
             self._known.popitem(last=False)
 
+    def delete(self, session: Session) -> None:
+        """Its client ended it: closed here, and told to whoever else may serve it."""
+        self.close(session)
+        if self.on_deleted is not None:
+            self.on_deleted(session.id)
+
+    def deleted_elsewhere(self, text: str) -> None:
+        """Another process of the fleet was told to end it."""
+        session = self._known.get(text)
+        if session is not None:
+            self.close(session)
+        else:
+            self._honor_no_more(text)
+
     def close(self, session: Session) -> None:
         """The id is honored no more; whatever it had under way is cancelled."""
         self._known.pop(session.id, None)
-        self._closed[session.id] = None
-        while len(self._closed) > MOST_CLOSED:
-            self._closed.popitem(last=False)
+        self._honor_no_more(session.id)
         for cancel in list(session.in_flight.values()):
             cancel()
+
+    def _honor_no_more(self, text: str) -> None:
+        self._closed[text] = None
+        while len(self._closed) > MOST_CLOSED:
+            self._closed.popitem(last=False)
 
     def idle(self) -> list[Session]:
         """Sessions unused for `IDLE` with nothing under way; the caller closes them."""

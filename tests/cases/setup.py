@@ -159,6 +159,7 @@ async def start(policy: str, upstream: Upstream, *, store: Store | None = None) 
     env = environment(folder, copy, port, admin, upstream)
     if store is not None:
         env["TIDEGATE_REDIS_URL"] = store.url
+        env["TIDEGATE_SECRET_FILE"] = str(store.secret)
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", "serve",

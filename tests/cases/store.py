@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import secrets
 import shutil
 import signal
 import socket
+import tempfile
 from pathlib import Path
 
 START_LIMIT = 10.0
@@ -31,9 +33,11 @@ def server() -> Path:
 
 
 class Store:
-    """One server on a port of its own, in memory."""
+    """One server on a port of its own, in memory, and the secret that a fleet shares."""
 
     def __init__(self) -> None:
+        self.secret = Path(tempfile.mkdtemp(prefix="tidegate-fleet-")) / "secret"
+        self.secret.write_text(secrets.token_hex(32))
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             self.port = int(sock.getsockname()[1])
@@ -60,6 +64,7 @@ class Store:
 
     async def stop(self) -> None:
         """It is gone, and what it knew."""
+        shutil.rmtree(self.secret.parent, ignore_errors=True)
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()

@@ -30,7 +30,9 @@ async def member(url: str, prefix: str, name: str):
         url, clock=clock, gateway=name, prefix=prefix, mode=FailMode.LOCAL, cold=False,
         stamp=int, on_mode=lambda _mode: None,
     )  # fmt: skip
-    seen = SimpleNamespace(sharing=sharing, clock=clock, policy=0, changes=[], loops=[])
+    seen = SimpleNamespace(
+        sharing=sharing, clock=clock, policy=0, changes=[], loops=[], sessions=[]
+    )
 
     def changed(scope, breaker):
         seen.changes.append((scope, breaker.state))
@@ -41,6 +43,7 @@ async def member(url: str, prefix: str, name: str):
 
     seen.breakers = Breakers(on_change=changed)
     sharing.connect(seen.breakers, lambda: RULES, policy, seen.loops.append)
+    sharing.on_session = seen.sessions.append
     running = asyncio.create_task(sharing.run())
     await asyncio.sleep(0.2)
     try:
@@ -129,6 +132,9 @@ def test_an_edited_policy_makes_the_others_look_at_once(valkey, prefix):
             one.sharing.loops_reset("session-7")
             assert await soon(lambda: two.loops == ["session-7"]) < 1
             assert one.loops == []
+            one.sharing.session_deleted("signed-id")
+            assert await soon(lambda: two.sessions == ["signed-id"]) < 1
+            assert one.sessions == []
 
     asyncio.run(run())
 

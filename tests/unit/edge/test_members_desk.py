@@ -1,4 +1,4 @@
-"""`serve --workers N`: approvals and effects are kept by the worker whose call they are of."""
+"""`serve --workers N`: approvals and effects are in one file; any worker answers for all."""
 
 from __future__ import annotations
 
@@ -11,58 +11,44 @@ from gateway.desk import Unfit
 from gateway.members import Desks, _Said
 
 
-class Workers:
-    """What each worker says to a path; None: it does not answer."""
+class Worker:
+    """What the first worker that answers says; None: none does."""
 
-    def __init__(self, *answers):
-        self.answers = answers
+    def __init__(self, *answer):
+        self.answer = answer
         self.asked = []
 
-    async def __call__(self, method, path, body=None):
+    async def __call__(self, method, path, body):
         self.asked.append((method, path, body))
-        return {
-            number: None if said is None else _Said(said[0], orjson.dumps(said[1]))
-            for number, said in enumerate(self.answers)
-        }
-
-
-UNKNOWN = (404, {"title": "unknown", "detail": "There is no 'a'."})
+        return _Said(self.answer[0], orjson.dumps(self.answer[1])) if self.answer else None
 
 
 def refused(answer):
     with pytest.raises(Unfit) as wrong:
         asyncio.run(answer)
-    return wrong.value.status
+    return wrong.value.status, wrong.value.title
 
 
-def test_the_approvals_of_all_workers_are_one_list_oldest_first():
-    late, early = {"id": "b", "requested": 9}, {"id": "a", "requested": 3}
-    workers = Workers((200, {"approvals": [late]}), (200, {"approvals": [early]}))
-    found = asyncio.run(Desks(workers).approvals("pending", 0))
-    assert found == {"approvals": [early, late]}
-    assert workers.asked == [("GET", "/approvals?state=pending", None)]
+def test_a_list_is_asked_for_with_its_state_and_cursor():
+    worker = Worker(200, {"approvals": [], "next": 9})
+    assert asyncio.run(Desks(worker).approvals("pending", 7)) == {"approvals": [], "next": 9}
+    assert worker.asked == [("GET", "/approvals?state=pending&after=7", None)]
 
 
-def test_workers_count_apart_so_there_is_no_cursor():
-    assert refused(Desks(Workers()).approvals("", 7)) == 400
-
-
-def test_a_silent_worker_makes_a_list_incomplete_not_shorter():
-    assert refused(Desks(Workers((200, {"effects": []}), None)).doubts()) == 503
-
-
-def test_a_decision_reaches_the_worker_that_asked_the_question():
-    workers = Workers(UNKNOWN, (200, {"id": "a", "state": "granted"}))
-    said = asyncio.run(Desks(workers).decide("a/b", {"decision": "grant"}))
+def test_a_decision_is_passed_on_as_it_was_signed():
+    worker = Worker(200, {"id": "a", "state": "granted"})
+    said = asyncio.run(Desks(worker).decide("a/b", {"decision": "grant"}))
     assert said["state"] == "granted"
-    assert workers.asked == [("POST", "/approvals/a%2Fb/decision", b'{"decision":"grant"}')]
+    assert worker.asked == [("POST", "/approvals/a%2Fb/decision", b'{"decision":"grant"}')]
 
 
-def test_the_owner_s_refusal_counts_more_than_the_others_ignorance():
-    forbidden = (403, {"title": "not an approver", "detail": "…"})
-    assert refused(Desks(Workers(UNKNOWN, forbidden)).decide("a", {})) == 403
+def test_a_worker_s_refusal_is_the_answer():
+    forbidden = Worker(403, {"title": "not an approver", "detail": "…"})
+    assert refused(Desks(forbidden).decide("a", {})) == (403, "not an approver")
+    unknown = Worker(404, {"title": "unknown", "detail": "…"})
+    assert refused(Desks(unknown).approval("a")) == (404, "unknown")
 
 
-def test_what_no_worker_knows_is_unknown_unless_one_is_silent():
-    assert refused(Desks(Workers(UNKNOWN, UNKNOWN)).approval("a")) == 404
-    assert refused(Desks(Workers(UNKNOWN, None)).resolve("k", {})) == 503
+def test_nothing_is_said_where_no_worker_answers():
+    assert refused(Desks(Worker()).doubts())[0] == 503
+    assert refused(Desks(Worker()).resolve("k", {"outcome": "done"}))[0] == 503
