@@ -177,6 +177,8 @@ def _cached(cache: Cache, key: str) -> Registered | None:
         return None
     size = int.from_bytes(content[:4], "little")
     head = json.loads(content[4 : 4 + size])
+    if {*head, "wasm"} != set(Registered.__slots__):
+        return None  # another release keeps its modules here too
     return Registered(wasm=content[4 + size :], **head)
 
 

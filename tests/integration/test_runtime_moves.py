@@ -196,6 +196,22 @@ def test_registering_again_is_the_cache(tmp_path, cache):
     assert register.find(cache, made.module_hash) == made
 
 
+@pytest.mark.parametrize("change", [{"later": 1}, {"optimize": None}], ids=["more", "less"])
+def test_a_module_that_another_release_kept_is_not_read(tmp_path, change):
+    wasm = Engine.assemble('(module (func (export "run") (loop)))')
+    cache = Cache(tmp_path / "cache")
+    made = register.register(wasm, cache)
+    (key,) = cache.entries("module")
+    content = cache.get("module", key)
+    size = int.from_bytes(content[:4], "little")
+    head = {**json.loads(content[4 : 4 + size]), **change}
+    text = json.dumps({name: value for name, value in head.items() if value is not None}).encode()
+    cache.put("module", key, len(text).to_bytes(4, "little") + text + content[4 + size :])
+    assert register.find(cache, made.module_hash) is None
+    assert register.register(wasm, cache).module_hash == made.module_hash
+    assert register.find(cache, made.module_hash) is not None
+
+
 def test_two_that_want_the_same_module_make_it_once(tmp_path):
     wasm = Engine.assemble('(module (func (export "run") (loop)))')
     stages: list[str] = []
