@@ -30,6 +30,9 @@ _BOM = b"\xef\xbb\xbf"
 _NAME_WINDOW = 1024
 """Bytes at the front of an oversized event in which its name is looked for."""
 
+_GATHERED = 16 * 1024
+"""Smaller pieces of an unfinished event are gathered up to here."""
+
 _LINE_END = rb"(?>\r\n|\n|\r)"
 _BLOCK_END = re.compile(_LINE_END + _LINE_END)
 
@@ -64,14 +67,16 @@ class Events:
     """
 
     __slots__ = (
-        "_dropped", "_fresh", "_head", "_last_lf", "_limit", "_pending", "_swallow_lf", "overflows",
-        "total",
+        "_begun", "_dropped", "_fresh", "_head", "_last_lf", "_limit", "_pending", "_size",
+        "_swallow_lf", "overflows", "total",
     )  # fmt: skip
 
     def __init__(self, limit: int = MAX_EVENT) -> None:
         self._limit = limit
-        self._pending = bytearray()  # of an event whose end has not come; line ends are LF
+        self._pending: list[bytes | bytearray] = []  # of an event whose end has not come, in LF
+        self._size = 0  # bytes pending
         self._fresh = True  # nothing but a part of a byte-order mark has come
+        self._begun = b""  # that part
         self._swallow_lf = False
         self._dropped = 0  # bytes of an oversized event already forgotten; 0 while none is
         self._head = b""  # its first bytes, for the name
@@ -84,11 +89,10 @@ class Events:
         """Whether an event inserted now would stand between events, not inside one."""
         if self._dropped:
             return False
-        pending = self._pending
-        if not pending:
-            return True
-        return pending.endswith(b"\n") and all(
-            not line or line.startswith(b":") for line in bytes(pending).split(b"\n")
+        if not self._pending:
+            return not self._begun
+        return self._pending[-1].endswith(b"\n") and all(
+            not line or line.startswith(b":") for line in b"".join(self._pending).split(b"\n")
         )
 
     @property
@@ -124,13 +128,13 @@ class Events:
         else:
             events = []
         if self._pending:
-            pending = self._pending
-            seam = len(pending) - 1
-            pending += chunk
-            if pending.find(b"\n\n", seam) < 0:
-                return self._hold(pending, events)
-            chunk = bytes(pending)
-            self._pending = bytearray()
+            seam = chunk[0] == _LF and self._pending[-1].endswith(b"\n")
+            if not seam and chunk.find(b"\n\n") < 0:
+                return self._hold(chunk, events)
+            self._pending.append(chunk)
+            chunk = b"".join(self._pending)
+            self._pending = []
+            self._size = 0
         blocks = chunk.split(b"\n\n")
         rest = blocks.pop()
         for block in blocks:
@@ -138,18 +142,18 @@ class Events:
             if event is not None:
                 events.append(event)
         if rest and rest != b"\n":
-            return self._hold(bytearray(rest.removeprefix(b"\n")), events)
+            return self._hold(rest.removeprefix(b"\n"), events)
         return events
 
     def _normal(self, chunk: bytes) -> bytes:
         """The chunk without byte-order mark, its line ends all LF."""
         if self._fresh:
-            chunk = bytes(self._pending) + chunk
-            self._pending = bytearray()
+            chunk = self._begun + chunk
             if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
-                self._pending += chunk
+                self._begun = chunk
                 return b""
             self._fresh = False
+            self._begun = b""
             chunk = chunk.removeprefix(_BOM)
         if self._swallow_lf and chunk:
             self._swallow_lf = False
@@ -159,14 +163,27 @@ class Events:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         return chunk
 
-    def _hold(self, pending: bytearray, events: list[Event]) -> list[Event]:
-        """Keep an unfinished event, or begin to forget it where it passes the bound."""
-        self._pending = pending
-        if len(pending) - pending.endswith(b"\n") > self._limit:
-            self._head = bytes(pending[: min(_NAME_WINDOW, self._limit)])
-            self._dropped = len(pending)
-            self._last_lf = pending.endswith(b"\n")
-            self._pending = bytearray()
+    def _hold(self, more: bytes, events: list[Event]) -> list[Event]:
+        """Keep more of an unfinished event, or begin to forget it where it passes the bound.
+
+        Large chunks are kept as they are: several taps of a stream hold the same bytes once, and
+        nothing large grows in place, which would leave holes in the heap for every stream. Small
+        ones are gathered, so that a byte does not cost an object.
+        """
+        pending = self._pending
+        self._size += len(more)
+        if self._size - more.endswith(b"\n") > self._limit:
+            self._head = b"".join((*pending[:2], more))[: min(_NAME_WINDOW, self._limit)]
+            self._dropped = self._size
+            self._last_lf = more.endswith(b"\n")
+            self._pending = []
+            self._size = 0
+        elif len(more) >= _GATHERED:
+            pending.append(more)
+        elif pending and isinstance(pending[-1], bytearray) and len(pending[-1]) < _GATHERED:
+            pending[-1] += more
+        else:
+            pending.append(bytearray(more))
         return events
 
     def _skip(self, chunk: bytes) -> tuple[bytes, list[Event]]:

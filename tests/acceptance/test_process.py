@@ -431,6 +431,8 @@ def test_a_reader_that_never_reads_is_bounded_and_harms_nobody(scene):
         await world.emulator.faults(
             {"action": "flood", "after_events": 2, "size": 32 * 2**20, "models": ["gpt-flood"]}
         )
+        # the first call makes a fresh process read the vocabulary: that is no reader's memory
+        assert (await ask(gateway.port, chat(gateway))).status == 200
         before = gateway.rss_mib()
         wires = []
         for _ in range(8):
