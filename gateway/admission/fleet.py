@@ -130,6 +130,7 @@ class RedisLink:
         self._client = self._connect()
         self._pool = None if self.address.kind == "cluster" else self._client.connection_pool
         self._idle: list[Any] = []
+        self._closed = False
         self._under_way = 0
         self._name, self._source = library()
 
@@ -181,18 +182,25 @@ class RedisLink:
             await connection.send_command(*command, check_health=False)
             answer = await connection.read_response()
         except exceptions.ResponseError:
-            self._idle.append(connection)  # the server spoke: the connection is well
+            await self._keep(connection)  # the server spoke: the connection is well
             raise
         except BaseException:
-            for one in (connection, *self._idle):  # what idled beside it is no better
+            gone, self._idle = [connection, *self._idle], []  # what idled beside it is no better
+            for one in gone:
                 await one.disconnect(nowait=True)
-            self._idle.clear()
             raise
         else:
-            self._idle.append(connection)
+            await self._keep(connection)
         finally:
             self._under_way -= 1
         return answer
+
+    async def _keep(self, connection: Any) -> None:  # noqa: ANN401 - the client's class
+        """For the next batch; an answer that comes after the end leaves nothing open."""
+        if self._closed:
+            await connection.disconnect(nowait=True)
+        else:
+            self._idle.append(connection)
 
     async def _load(self) -> None:
         try:
@@ -276,9 +284,10 @@ class RedisLink:
 
     async def close(self) -> None:
         """No connection is left."""
-        for one in self._idle:
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for one in idle:
             await one.disconnect()
-        self._idle.clear()
         await self._client.aclose()
         if self._sentinel is not None:
             for one in self._sentinel.sentinels:
