@@ -354,17 +354,24 @@ def _maybe_worth(data: bytes) -> bool:
     )
 
 
+LONGEST_HELD = 512 * 1024
+"""Bytes of an unfinished event that are held back to see whether it is the usage-only chunk. What
+is longer is none, and must not wait in memory for a client that does not read."""
+
+
 class WithoutUsage:
     """A filter that drops the usage-only chunk which we asked for and the client did not.
 
     All other bytes pass, each event at the latest when it is whole. `feed` and `rest` are pure
     functions of the bytes so far, whatever the cuts.
+
+    Weakness: behind an event longer than `LONGEST_HELD` the chunk passes too.
     """
 
     __slots__ = ("_blocks", "dropped")
 
     def __init__(self) -> None:
-        self._blocks = sse.Blocks()
+        self._blocks = sse.Blocks(LONGEST_HELD)
         self.dropped = 0
 
     def feed(self, chunk: bytes) -> bytes:
