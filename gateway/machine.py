@@ -239,6 +239,7 @@ class Machine:
         metrics.policy(watch.current.revision)
         metrics.mode("embedded" if self.sharing is None else "shared")
         if self.sharing is not None:
+            self.loops.books = self.sharing.books
             self.sharing.connect(
                 self.breakers, lambda: watch.current.breaker, watch.poke, self._begin_anew
             )

@@ -1,10 +1,11 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
-Limits, queues and budgets are pools (`admission/shared.py`). Everything else is *news*: a breaker
-that opened, a credential that was revoked, a policy that was edited, loops that may begin anew, a
-tool session that its client ended. News is published, and kept for those who were away; it arrives
-within a second and is decided upon by each process alone while the store is away. Nothing here is
-needed for a right decision, only for an early one.
+Limits, queues and budgets are pools (`admission/shared.py`), what loops and tasks use is added up
+in books (`loop_books.py`). Everything else is *news*: a breaker that opened, a credential that was
+revoked, a policy that was edited, loops that may begin anew, a tool session that its client ended.
+News is published, and kept for those who were away; it arrives within a second and is decided upon
+by each process alone while the store is away. Nothing here is needed for a right decision, only for
+an early one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import orjson
 from gateway.admission.fleet import FAULTS, RedisLink
 from gateway.admission.remote import TIMEOUT, FailMode
 from gateway.admission.shared import SharedStore
+from gateway.loop_books import LoopBooks
 from gateway.resilience.breaker import FOREVER, State
 from gateway.units import MICRO
 
@@ -50,6 +52,7 @@ class Sharing:
 
     Attributes:
         store: For admission.
+        books: For what loops and tasks use.
         revoked: Ids of principals that are refused, whatever policy says.
         server: Name and version of the store, "" while it has never answered.
         on_session: Called with the id of a tool session that was ended at another gateway.
@@ -73,6 +76,9 @@ class Sharing:
             self.link, clock, gateway=gateway, faults=FAULTS, prefix=prefix, mode=mode, cold=cold,
             stamp=stamp, on_mode=on_mode, on_news=self._heard,
         )  # fmt: skip
+        self.books = LoopBooks(
+            self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
+        )
         self.revoked: set[str] = set()
         self.server = ""
         self._clock = clock
@@ -143,9 +149,11 @@ class Sharing:
         """Send and hear until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            books = tasks.create_task(self.books.run())
             try:
                 await self.store.run(lambda: self._spawn(self._catch_up()))
             finally:
+                books.cancel()
                 self._tasks = None
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:

@@ -26,7 +26,7 @@ from gateway.errors import StoreUnavailable
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gateway.units import Micros
 
@@ -105,6 +105,23 @@ def parse(url: str) -> Address:
         kind=kind, hosts=tuple(hosts), service=service, url="", username=username or None,
         password=password or None, tls=scheme.startswith("rediss"), shown=shown,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """Amounts to be added to what the fleet keeps under a key.
+
+    Attributes:
+        key: Whole, prefix included.
+        anew: What it held before is void.
+        amounts: May be negative.
+        ttl_s: Seconds after which a key that nobody added to is gone.
+    """
+
+    key: str
+    anew: bool
+    amounts: tuple[int, ...]
+    ttl_s: int
 
 
 class RedisLink:
@@ -281,6 +298,28 @@ class RedisLink:
         """The field holds the value for so long; the others keep theirs."""
         await self._client.hset(key, field, value)
         await self._client.expire(key, ttl_s)
+
+    async def add(self, additions: Sequence[Addition]) -> list[tuple[int, ...]]:
+        """The sums after each addition, in one exchange with the store.
+
+        Raises:
+            Any of `FAULTS`: They may have been added or not.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for one in additions:
+            if one.anew:
+                pipeline.delete(one.key)
+            for at, amount in enumerate(one.amounts):
+                pipeline.hincrby(one.key, str(at), amount)
+            pipeline.expire(one.key, one.ttl_s)
+        answers = iter(await pipeline.execute())
+        sums = []
+        for one in additions:
+            if one.anew:
+                next(answers)
+            sums.append(tuple([int(next(answers)) for _ in one.amounts]))
+            next(answers)
+        return sums
 
     async def close(self) -> None:
         """No connection is left."""

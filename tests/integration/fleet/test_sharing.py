@@ -13,7 +13,9 @@ from gateway.admission.remote import FailMode
 from gateway.clock import LoopClock
 from gateway.errors import StoreUnavailable
 from gateway.layers.trip import Breakers
+from gateway.loop_books import MOST_PENDING
 from gateway.resilience.breaker import BreakerRules, State
+from gateway.resilience.loops import Spending
 from gateway.sharing import Sharing
 from tests.integration.fleet import servers
 
@@ -116,6 +118,60 @@ def test_a_revoked_credential_is_refused_everywhere_and_by_those_who_come_later(
             assert await soon(lambda: "key:ci" in two.sharing.revoked) < 1
         async with member(valkey.url, prefix, "three") as three:
             await soon(lambda: "key:ci" in three.sharing.revoked)
+
+    asyncio.run(run())
+
+
+def test_what_a_task_uses_is_added_up_and_begins_anew_everywhere(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            books = [Spending(name=77, lasts=60 * SECOND) for _ in range(2)]
+            here, there = books
+            pairs = ((one, here), (two, there))
+            for _ in range(5):
+                for each, book in pairs:
+                    book.pour(10, 2)
+                    each.sharing.books.pour(book, 10, 2)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.4)
+            for each, book in pairs:
+                await each.sharing.books.refresh((book,), each.clock.now() + 2 * SECOND)
+                assert (book.tokens, book.money) == (100, 20)
+
+            here.clear()
+            one.sharing.books.clear(here)
+            here.pour(3, 1)
+            one.sharing.books.pour(here, 3, 1)
+            await asyncio.sleep(0.4)
+            await two.sharing.books.refresh((there,), two.clock.now() + 2 * SECOND)
+            assert there.tokens == 3
+            assert (here.tokens, here.money) == (3, 1)
+
+    asyncio.run(run())
+
+
+def test_while_the_store_is_away_nothing_is_told_twice_and_memory_is_bounded(prefix):
+    async def run():
+        with servers.running("valkey") as server:
+            async with member(server.url, prefix, "one") as one:
+                await away(server, one)
+
+    async def away(server, one):
+        book = Spending(name=78, lasts=60 * SECOND)
+        book.pour(10, 0)
+        one.sharing.books.pour(book, 10, 0)
+        await asyncio.sleep(0.4)
+        server.process.kill()
+        for number in range(MOST_PENDING + 500):
+            one.sharing.books.pour(Spending(name=1_000 + number), 1, 0)
+        assert len(one.sharing.books) <= MOST_PENDING
+        book.pour(10, 0)
+        one.sharing.books.pour(book, 10, 0)
+        assert await soon(lambda: len(one.sharing.books) == 0) < 5
+        assert book.tokens == 20
 
     asyncio.run(run())
 
