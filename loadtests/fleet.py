@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import contextlib
 import shutil
-import struct
 import tempfile
 import time
 from pathlib import Path
@@ -33,7 +32,7 @@ from typing import Any
 
 from loadtests import blackfriday, emulated, governed, measure
 from loadtests.measure import say
-from loadtests.redis_server import Store
+from loadtests.redis_server import Store, leases
 
 GATEWAYS = 4
 FAULT_AT = 0.65
@@ -151,7 +150,7 @@ async def report(
     cpu = store.cpu_s() - cpu
     with store.client() as client:
         seconds, micros = client.time()
-        ends = [struct.unpack_from("<d", raw)[0] for raw in client.hvals(f"{POOL}:if")]
+        ends = list(leases(client, POOL).values())
         leased = sum(victim is None or end < seconds * 1e6 + micros for end in ends)
         lines = sum(int(client.zcard(f"{POOL}:q{lane}")) for lane in range(4))
     for one in alive:
