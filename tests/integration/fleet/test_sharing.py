@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from types import SimpleNamespace
 
@@ -29,8 +30,8 @@ SECOND = 1_000_000
 async def member(url: str, prefix: str, name: str):
     clock = LoopClock(precise=True)
     sharing = Sharing(
-        url, clock=clock, gateway=name, prefix=prefix, mode=FailMode.LOCAL, cold=False,
-        stamp=int, on_mode=lambda _mode: None,
+        url, clock=clock, rng=random.Random(1), gateway=name, prefix=prefix, mode=FailMode.LOCAL,
+        cold=False, stamp=int, on_mode=lambda _mode: None,
     )  # fmt: skip
     seen = SimpleNamespace(
         sharing=sharing, clock=clock, policy=0, changes=[], loops=[], sessions=[]
@@ -43,7 +44,7 @@ async def member(url: str, prefix: str, name: str):
     def policy():
         seen.policy += 1
 
-    seen.breakers = Breakers(on_change=changed)
+    seen.breakers = Breakers(on_change=changed, on_failure=sharing.breaker_failed)
     sharing.connect(seen.breakers, lambda: RULES, policy, seen.loops.append)
     sharing.on_session = seen.sessions.append
     running = asyncio.create_task(sharing.run())
@@ -87,6 +88,56 @@ def test_a_breaker_that_opens_is_open_everywhere_within_a_second(valkey, prefix)
             tell(one, "p/d/m", State.CLOSED)
             assert await soon(lambda: theirs.state is State.CLOSED) < 1
             assert [state for _, state in two.changes] == [State.OPEN, State.CLOSED]
+
+    asyncio.run(run())
+
+
+def fails(one, scope: str) -> bool:
+    """One failure at that gateway; whether its breaker opened by it alone."""
+    breaker = one.breakers.of(scope, RULES)
+    one.breakers.on_failure(scope, breaker)
+    return breaker.failed(now=one.clock.now(), rng=random.Random(2), reason="fault 500")
+
+
+def succeeds(one, scope: str) -> None:
+    one.breakers.of(scope, RULES).started(now=one.clock.now())
+
+
+def test_failures_of_all_gateways_open_a_breaker_that_none_would_open_alone(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            members = (one, two)
+            for each in members:  # eight failures of ten; each saw five results, too few to judge
+                succeeds(each, "p/d/m")
+                assert not any(fails(each, "p/d/m") for _ in range(4))
+            states = lambda: [e.breakers.of("p/d/m", RULES).state for e in members]  # noqa: E731
+            assert await soon(lambda: states() == [State.OPEN] * 2) < 1.5
+            assert one.breakers.of("p/d/m", RULES).sick
+
+    asyncio.run(run())
+
+
+def test_what_goes_well_elsewhere_keeps_it_closed(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            for _ in range(60):
+                succeeds(one, "s")
+            fails(one, "s")
+            fails(two, "s")
+            succeeds(two, "s")
+            await asyncio.sleep(0.6)
+            for _ in range(5):  # six of twelve: alone that would be half, and enough to judge by
+                succeeds(two, "s")
+                assert not fails(two, "s")
+            await asyncio.sleep(0.6)
+            states = {each.breakers.of("s", RULES).state for each in (one, two)}
+            assert states == {State.CLOSED}
 
     asyncio.run(run())
 
