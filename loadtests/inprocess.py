@@ -73,6 +73,10 @@ class Answer:
         ]
         self._left = True
 
+    def at_once(self) -> bytes | None:
+        self._left = False
+        return origin.JSON
+
     def chunks(self) -> AsyncIterator[bytes]:
         return self
 
@@ -82,10 +86,6 @@ class Answer:
     async def __anext__(self) -> bytes:
         if not self._left:
             raise StopAsyncIteration
-        self._left = False
-        return origin.JSON
-
-    def at_once(self) -> bytes | None:
         self._left = False
         return origin.JSON
 
