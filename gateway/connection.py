@@ -25,12 +25,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
+from gateway.link import LINK
 from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
@@ -48,12 +50,6 @@ HEAD_TIME: Micros = 30 * MICRO
 FLUSH_TIME: Micros = 10 * MICRO
 """Time in which a client may still take the bytes before a connection that is being dropped."""
 
-FORGET: Micros = 5 * MICRO
-"""A call whose client left has looked for its connection within that time."""
-
-LINK = "tidegate.link"
-"""Name of the ASGI extension, whose value is the connection; `relay.Link` says what it offers."""
-
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
     b"content-length: 155\r\nconnection: close\r\n\r\n"
@@ -65,8 +61,11 @@ _TOO_LARGE = (
 MOST_PATHS = 256
 """Request targets whose parts are remembered; nearly all calls go to a handful."""
 
-_CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
-"""Bytes that may stand nowhere in a head; line ends are counted apart."""
+_TEXT = bytes(code for code in range(256) if code == ord("\t") or (code >= 32 and code != 127))
+"""What the lines of a head are made of; between them stand line ends and nothing else."""
+
+_TRAILERS: deque[tuple[bytes, bytes]] = deque(maxlen=0)
+"""What is put in here is gone."""
 
 Parts = tuple[str, bytes, bytes]
 """Path, raw path and query of a request target."""
@@ -112,29 +111,132 @@ def head_of(status: int, headers: HeaderList) -> bytes:
     """
     # Joined and not formatted, which costs three times as much.
     lines = b"\r\n".join([b": ".join(pair) for pair in headers])
-    count = max(0, len(headers) - 1)
-    if (
-        lines.count(b"\n") != count
-        or lines.count(b"\r") != count
-        or len(lines.translate(None, _CONTROLS)) != len(lines)
-    ):
+    if headers and lines.translate(None, _TEXT) != b"\r\n" * (len(headers) - 1):
         raise RuntimeError("a header of the answer holds a control character")
     return STATUS_LINE[status] + lines + (b"\r\n\r\n" if headers else b"\r\n")
 
 
+def _nobody() -> None:
+    """An answered exchange holds on to nothing of its connection."""
+
+
 class Exchange(RequestResponseCycle):
-    """One request and its answer: as uvicorn's, and answered by calls that need no message."""
+    """One request and its answer: as uvicorn's, and the `link.Link` of the call that answers it.
 
+    Attributes:
+        on_gone, task: See `link.Link`.
+        body: Pieces that have come and were not taken yet.
+    """
+
+    # What most exchanges never change is said once for all.
+    on_gone: Callable[[], None] | None = None
+    task: asyncio.Task[None] | None = None
     held = b""
+    disconnected = False
+    more_body = True
+    response_started = False
+    response_complete = False
+    chunked_encoding: bool | None = None
+    expected_content_length = 0
+    access_log = False
+    size = 0
+    news = False
+    _reader: asyncio.Future[None] | None = None
 
-    async def run_within(self, tasks: set[asyncio.Task[None]], app: Any) -> None:  # noqa: ANN401
-        """The call ran; its task is none of the server's any more."""
+    def __init__(  # the base class wants an event, two loggers and more, for each request
+        self,
+        connection: Connection,
+        scope: Any,  # noqa: ANN401 - ASGI
+        *,
+        expects: bool,
+        keep_alive: bool,
+    ) -> None:
+        self.scope = scope
+        self.transport = connection.transport
+        self.flow = connection.flow
+        self.logger = connection.logger
+        self.default_headers = connection.server_state.default_headers
+        self.on_response = connection.on_response_complete
+        self.on_abort = connection.dropped
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = expects
+        self.body: list[bytes] = []  # type: ignore[assignment] # a bytearray copies all it is given
+
+    async def run(self, tasks: set[asyncio.Task[None]], app: Any) -> None:  # noqa: ANN401
+        """The call ran; its task is none of the server's any more. As uvicorn's, in one frame."""
         try:
-            await self.run_asgi(app)
+            await app(self.scope, self.receive, self.send)
+            if not self.response_complete and not self.disconnected:
+                self.logger.error("ASGI callable returned without completing response.")
+                await self._unfinished()
+        except BaseException:
+            self.logger.exception("Exception in ASGI application")
+            await self._unfinished()
         finally:
-            task = asyncio.current_task()
+            # Cycles that would wait for the collector.
+            self.on_response = self.on_abort = _nobody
+            self.scope["extensions"].clear()
+            task, self.task = self.task, None
             if task is not None:
                 tasks.discard(task)
+
+    async def _unfinished(self) -> None:
+        if self.response_started:
+            self.transport.close()
+        else:
+            await self.send_500_response()
+
+    # --- the request ---------------------------------------------------------------------------
+
+    def came(self, piece: bytes) -> None:
+        """A piece of the body came."""
+        self.body.append(piece)
+        self.size += len(piece)
+        if self.size > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.stir()
+
+    def stir(self) -> None:
+        """There is news for whoever waits in `receive`."""
+        self.news = True
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    @property
+    def message_event(self) -> Exchange:  # type: ignore[override] # nobody else sets it
+        """What uvicorn's `send` sets at the end."""
+        return self
+
+    set = stir
+
+    async def receive(self) -> Any:  # noqa: ANN401 - ASGI
+        """The next of the body, or that the client has left or was answered."""
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            while not self.news:
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+            self.news = False
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._taken(), "more_body": self.more_body}
+
+    def take(self) -> bytes | None:
+        """The whole body, once, where all of it is here and its client as well; else None."""
+        if self.more_body or self.disconnected:
+            return None
+        self.flow.resume_reading()  # a large body paused it, and its client's leaving must be heard
+        self.news = False
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        pieces, self.body = self.body, []
+        self.size = 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def begin(
         self, status: int, headers: HeaderList, length: int | None, *, hold: bool, close: bool
@@ -172,16 +274,18 @@ class Exchange(RequestResponseCycle):
         else:
             self.transport.write(head)
 
-    def push(self, data: bytes) -> None:
-        """A piece of the body is sent; the rest follows."""
+    def push(self, data: bytes) -> bool:
+        """A piece of the body is sent; the rest follows. False if the client should catch up."""
         if self.disconnected or not data:
-            return
-        if self.chunked_encoding:
+            return True
+        if self.chunked_encoding:  # nearly every event of a stream
             data = b"%x\r\n%b\r\n" % (len(data), data)
         else:
             self._count(data)
-        held, self.held = self.held, b""
-        self.transport.write(held + data if held else data)
+        if self.held:
+            data, self.held = self.held + data, b""
+        self.transport.write(data)
+        return not self.flow.write_paused
 
     def finish(self, data: bytes) -> None:
         """The last piece of the body is sent; the answer is whole.
@@ -203,7 +307,7 @@ class Exchange(RequestResponseCycle):
         if held or data:
             self.transport.write(held + data)
         self.response_complete = True
-        self.message_event.set()
+        self.stir()
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
@@ -212,6 +316,32 @@ class Exchange(RequestResponseCycle):
         if len(data) > self.expected_content_length:
             raise RuntimeError("the body is longer than declared")
         self.expected_content_length -= len(data)
+
+    # --- the connection ------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """The client takes less than it is sent: `drain` before more."""
+        return self.flow.write_paused
+
+    async def drain(self) -> None:
+        """The client has taken enough of what was sent, or is gone."""
+        if not self.disconnected:
+            await self.flow.drain()
+
+    def gone(self) -> None:
+        """The client has left."""
+        self.disconnected = True  # uvicorn then neither writes nor complains
+        self.stir()
+
+    def abort(self, hard: bool) -> None:  # noqa: FBT001 - a callback, not an interface for people
+        """Drop the connection, the answer's framing unfinished; `hard` forgets unsent bytes too."""
+        self.gone()
+        if hard:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.transport.close()
+            self.on_abort()
 
 
 class Connection(HttpToolsProtocol):
@@ -232,12 +362,20 @@ class Connection(HttpToolsProtocol):
         self._idle: Timer | None = None
         self._idle_since: Micros = 0
         self._active: Exchange | None = None
-        self._offer: dict[str, Any] = {LINK: self}
-        self.on_gone: Callable[[], None] | None = None
+        self._scope: dict[str, Any] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected; its first head has a deadline from now on."""
         super().connection_made(transport)
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "state": self.app_state.copy(),
+        }
         self._wait_for_head()
 
     def _wait_for_head(self) -> None:
@@ -256,7 +394,14 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; a head that grows too large or too slowly ends the connection."""
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("")
+            return
+        except httptools.HttpParserUpgrade:
+            pass  # this listener upgrades nothing: the edge refuses it in its own words
         if not self._in_head:
             return
         self._head_bytes += len(data)
@@ -284,42 +429,40 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        super().on_message_begin()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._in_head = True
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         """The head is whole: the exchange begins, or waits for the one before it."""
         self._in_head = False
-        self._head_came()
+        if self._patience is not None:
+            self._head_came()
         self._idle_since = 0
-        scope: Any = self.scope
-        version = self.parser.get_http_version()
+        parser = self.parser
+        version = parser.get_http_version()
+        scope = self._scope.copy()
         scope["http_version"] = version
-        scope["method"] = self.parser.get_method().decode("ascii")
-        scope["extensions"] = self._offer
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["headers"] = self.headers
         scope["path"], scope["raw_path"], scope["query_string"] = self._parts()
         former = self.cycle
         self.cycle = cycle = Exchange(
-            scope=scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            on_response=self.on_response_complete,
+            self,
+            scope,
+            expects=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
         )
+        scope["extensions"] = {LINK: cycle}
         if former is None or former.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
         # Trailers go the same way as headers: into this list. The scope keeps the other one.
-        self.headers = deque(maxlen=0)  # type: ignore[assignment]
+        self.headers = _TRAILERS  # type: ignore[assignment]
 
     def _parts(self) -> Parts:
         parts = self._paths.get(self.url)
@@ -329,16 +472,26 @@ class Connection(HttpToolsProtocol):
                 self._paths[self.url] = parts
         return parts
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of a request's body."""
+        cycle = self.cycle
+        assert isinstance(cycle, Exchange)  # noqa: S101 - `on_headers_complete` makes no other
+        if not cycle.response_complete:
+            cycle.came(body)
+
     def on_message_complete(self) -> None:
         """The request is whole; what follows is another head."""
-        super().on_message_complete()
+        cycle = self.cycle
+        assert isinstance(cycle, Exchange)  # noqa: S101 - `on_headers_complete` makes no other
+        cycle.more_body = False
+        cycle.stir()
         self._head_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
         assert isinstance(cycle, Exchange)  # noqa: S101 - `on_headers_complete` makes no other
         self._active = cycle
         # As uvicorn's, but the task leaves the set as its last step and not in one of its own.
-        task = self.loop.create_task(cycle.run_within(self.tasks, app))
+        cycle.task = task = self.loop.create_task(cycle.run(self.tasks, app))
         self.tasks.add(task)
 
     def on_response_complete(self) -> None:
@@ -346,7 +499,8 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
@@ -373,81 +527,18 @@ class Connection(HttpToolsProtocol):
             self._idle.cancel()
             self._idle = None
         self.pipeline.clear()
+        self.connections.discard(self)
+        self.flow.resume_writing()
+        self.parser = None  # type: ignore[assignment]  # it knows us: a cycle, one per connection
+        if exc is None:
+            self.transport.close()
         cycle = self._active
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        super().connection_lost(exc)
-        told, self.on_gone = self.on_gone, None
-        if told is not None:
-            told()
-        # What knows its connection would wait for the collector, for tens of thousands of calls.
-        self.parser = None  # type: ignore[assignment]  # nothing is parsed any more
-        if cycle is None or cycle.response_complete:
-            self._offer.clear()
-        else:
-            self._clock.after(FORGET, self._offer.clear)  # a call that just began looks for it
+            cycle.gone()
+            told, cycle.on_gone = cycle.on_gone, None
+            if told is not None:
+                told()
 
-    @property
-    def lost(self) -> bool:
-        """The client of the call being answered is gone."""
-        return self._active is not None and self._active.disconnected
-
-    @property
-    def whole(self) -> bool:
-        """The body of the call being answered has arrived: `receive` will not wait."""
-        return self._active is not None and not self._active.more_body
-
-    def take(self) -> bytes:
-        """The body of the call being answered, once; only when it is `whole`."""
-        cycle = self._active
-        if cycle is None:
-            return b""
-        body, cycle.body = bytes(cycle.body), bytearray()
-        cycle.message_event.clear()
-        return body
-
-    @property
-    def paused(self) -> bool:
-        """The client takes less than it is sent: `drain` before more."""
-        return self.flow.write_paused
-
-    async def drain(self) -> None:
-        """The client has taken enough of what was sent, or is gone."""
-        if self._active is not None and not self._active.disconnected:
-            await self.flow.drain()
-
-    def begin(
-        self, status: int, headers: HeaderList, length: int | None, *, hold: bool, close: bool
-    ) -> None:
-        """The head of the answer; see `Exchange.begin`."""
-        if self._active is not None:
-            self._active.begin(status, headers, length, hold=hold, close=close)
-
-    def push(self, data: bytes) -> bool:
-        """A piece of the body (see `Exchange.push`); False if the client should be let catch up."""
-        cycle = self._active
-        if cycle is None or cycle.disconnected:
-            return True
-        if data and cycle.chunked_encoding and not cycle.held:  # nearly every event of a stream
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        else:
-            cycle.push(data)
-        return not self.flow.write_paused
-
-    def finish(self, data: bytes) -> None:
-        """The last piece; see `Exchange.finish`."""
-        if self._active is not None:
-            self._active.finish(data)
-
-    def abort(self, hard: bool) -> None:  # noqa: FBT001 - a callback, not an interface for people
-        """Drop the connection, the answer's framing unfinished; `hard` forgets unsent bytes too."""
-        if self._active is not None:
-            self._active.disconnected = True  # uvicorn then neither writes nor complains
-            self._active.message_event.set()
-        if hard:
-            self.transport.abort()
-        elif not self.transport.is_closing():
-            self.transport.close()
-            transport = self.transport
-            self._patience = self._clock.after(FLUSH_TIME, transport.abort)
+    def dropped(self) -> None:
+        """The connection is being closed with bytes unsent: its client has a while to take them."""
+        self._patience = self._clock.after(FLUSH_TIME, self.transport.abort)

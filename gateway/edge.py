@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -54,6 +54,9 @@ HELD_GRACE: Micros = 4 * MICRO
 LOOK: Micros = MICRO // 2
 """How often a stopping process looks for calls that wait."""
 
+MOST_WAYS = 256
+"""Ways remembered; nearly all calls take one of a handful."""
+
 Spawn: TypeAlias = "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]"
 
 
@@ -63,6 +66,18 @@ def _nobody(_call: Call) -> None:
 
 def _unheard(_call_id: str, _error: BaseException) -> None:
     """Nobody listens."""
+
+
+class Way(NamedTuple):
+    """What the gates found of a request without query and origin: the same for all that are alike.
+
+    Attributes:
+        route: Where it goes.
+        resource_metadata: See `Outlet`.
+    """
+
+    route: Route
+    resource_metadata: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +124,8 @@ class Edge:
         self._flights: set[Flight] = set()
         self._idle: asyncio.Event | None = None
         self._hosts = framing.HostRule(snapshot().edge)
+        self._ways_of: Snapshot | None = None
+        self._ways: dict[tuple[object, ...], Way] = {}
         self.draining = False
 
     @property
@@ -159,11 +176,38 @@ class Edge:
     def _enter(self, scope: Scope, head: Head, outlet: Outlet) -> Route | int | bytes:
         """The route, or the status of an answer without body, or a document; or it raises."""
         snapshot = self._snapshot()
+        if self._ways_of is not snapshot:
+            self._ways_of = snapshot
+            self._ways.clear()
+        outlet.client = head.client
+        key = (scope["method"], scope["raw_path"], head.host, scope.get("server"), head.anthropic)
+        plain = head.origin is None and not scope["query_string"]
+        way = self._ways.get(key) if plain else None
+        if way is None:
+            found = self._way(scope, head, outlet, snapshot)
+            if not isinstance(found, Way):
+                return found
+            way = found
+            if plain and not snapshot.edge.cors_origins:
+                if len(self._ways) >= MOST_WAYS:
+                    self._ways.clear()
+                self._ways[key] = way
+        outlet.resource_metadata = way.resource_metadata
+        if self.draining or len(self._flights) >= snapshot.edge.max_in_flight:
+            raise self._no_room(snapshot.edge)
+        route = way.route
+        outlet.dialect = route.dialect
+        outlet.family = route.family
+        return route
+
+    def _way(
+        self, scope: Scope, head: Head, outlet: Outlet, snapshot: Snapshot
+    ) -> Way | int | bytes:
+        """As `_enter`, found out anew."""
         rules = snapshot.edge
         if self._hosts.rules is not rules:
             self._hosts = framing.HostRule(rules)
         path = _raw_path(scope)
-        outlet.client = head.client
         server = scope.get("server")
         if not self._hosts.allows(head.host, server[0] if server else ""):
             raise MalformedCall(
@@ -182,17 +226,11 @@ class Edge:
         mount = wellknown.resource(path, snapshot)
         if mount and method in {"GET", "HEAD"}:
             return orjson.dumps(wellknown.document(mount, head.host, snapshot))
-        outlet.resource_metadata = wellknown.address(path, head.host, snapshot)
+        metadata = outlet.resource_metadata = wellknown.address(path, head.host, snapshot)
         route = routes.choose(method, path, anthropic=head.anthropic, snapshot=snapshot)
         if isinstance(route, GatewayError):
             raise route
-        if route.hello:
-            return 204
-        if self.draining or len(self._flights) >= rules.max_in_flight:
-            raise self._no_room(rules)
-        outlet.dialect = route.dialect
-        outlet.family = route.family
-        return route
+        return 204 if route.hello else Way(route, metadata)
 
     def _no_room(self, rules: EdgeRules) -> GatewayError:
         if self.draining:
@@ -336,7 +374,7 @@ class Edge:
         if link is None or flight.upload is not None:
             flight.watcher = self._spawn(self._watch(flight))
             return
-        if link.lost:
+        if link.disconnected:
             raise bodies.ClientGone
         link.on_gone = flight.client_left
 

@@ -54,7 +54,8 @@ class Flight:
         self.head = head
         self.outlet = outlet
         self.receive = receive
-        self.task = asyncio.current_task()
+        link = outlet.link
+        self.task = asyncio.current_task() if link is None else link.task
         self.clock = clock
         self.grace: Timer | None = None
         self.watcher: asyncio.Task[None] | None = None

@@ -66,10 +66,10 @@ class Intake:
         if head.length is not None and head.length > limit:
             raise bodies.too_large(limit)
         link = flight.outlet.link
-        if link is None or not link.whole or link.lost:
+        body = link.take() if link is not None else None
+        if body is None:
             self._hold(flight, head.length or 0)
             return self._arriving(flight, limit)
-        body = link.take()
         if len(body) > limit:
             raise bodies.too_large(limit)
         self._hold(flight, len(body))

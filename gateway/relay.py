@@ -13,7 +13,7 @@ behind pauses the upstream until it has caught up. Elsewhere awaiting `send` is 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
@@ -25,6 +25,7 @@ from gateway.errors import (
     UpstreamMalformed,
     UpstreamTimeout,
 )
+from gateway.link import LINK
 from gateway.units import MICRO, Micros
 from gateway.upstream import TransportFault
 from gateway.wire import refusals, sse
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gateway.call import Edit, HeaderList, Reply, Source
     from gateway.clock import Clock, Timer
     from gateway.errors import GatewayError
+    from gateway.link import Link
 
 Message: TypeAlias = "MutableMapping[str, Any]"
 Scope: TypeAlias = Message
@@ -51,9 +53,6 @@ LARGE = 64 * 1024
 MAX_REFUSAL = 64 * 1024
 """Bytes read of an upstream's refusal that has to be said in-band."""
 
-LINK = "tidegate.link"
-"""ASGI extension offered by `connection.py`: the connection itself, a `Link`."""
-
 STREAM_HEAD: HeaderList = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -61,59 +60,6 @@ STREAM_HEAD: HeaderList = [
 ]
 
 _BODILESS = frozenset((204, 304))
-
-
-class Link(Protocol):
-    """What a connection offers beyond ASGI.
-
-    Attributes:
-        on_gone: Called once when the client leaves; whoever sets it resets it.
-        lost: The client has left already.
-        whole: The request's body has arrived; `receive` will not wait.
-    """
-
-    on_gone: Callable[[], None] | None
-
-    @property
-    def lost(self) -> bool:
-        """See above."""
-        ...
-
-    @property
-    def whole(self) -> bool:
-        """See above."""
-        ...
-
-    @property
-    def paused(self) -> bool:
-        """The client takes less than it is sent: `drain` before more."""
-        ...
-
-    def take(self) -> bytes:
-        """The request's body, once it is `whole`."""
-        ...
-
-    async def drain(self) -> None:
-        """The client has taken enough of what was sent, or is gone."""
-        ...
-
-    def begin(
-        self, status: int, headers: HeaderList, length: int | None, *, hold: bool, close: bool
-    ) -> None:
-        """The head is sent, or held back (`hold`) because `finish` follows at once."""
-        ...
-
-    def push(self, data: bytes) -> bool:
-        """A piece of the body is sent; False where the client should be let catch up: `drain`."""
-        ...
-
-    def finish(self, data: bytes) -> None:
-        """The last piece of the body is sent, and what was held back."""
-        ...
-
-    def abort(self, hard: bool) -> None:  # noqa: FBT001 - implemented by a uvicorn protocol
-        """Drop the connection, the answer unfinished; `hard` forgets unsent bytes too."""
-        ...
 
 
 class Outlet:
@@ -260,7 +206,8 @@ class Outlet:
         if length is not None and length <= LARGE and not bare:
             body = at_once(reply.source)
             if body is not None:
-                return await self._whole_body(reply, headers, length, body)
+                whole = self._whole_body(reply, headers, length, body)
+                return whole if isinstance(whole, End) else await whole
         await self._head(reply.status, headers, length=None if bodiless else length)
         if bare:
             reply.finish(End.COMPLETE)
@@ -333,8 +280,30 @@ class Outlet:
                 self._moves += 1
             over = await reply.source.pass_to(take)
 
-    async def _whole_body(self, reply: Reply, headers: HeaderList, length: int, body: bytes) -> End:
-        """A body of which every byte is here: head and body leave in one write."""
+    def _whole_body(
+        self, reply: Reply, headers: HeaderList, length: int, body: bytes
+    ) -> End | Awaitable[End]:
+        """A body of which every byte is here: head and body leave in one write.
+
+        Nearly every plain answer is relayed in this very step, without a coroutine.
+        """
+        link = self.link
+        if link is None or link.paused or reply.finishing or len(body) != length:
+            return self._checked_body(reply, headers, length, body)
+        self._begin(link, reply.status, headers, length, hold=True)
+        if body:
+            for tap in reply.taps:
+                tap(body)
+        reply.finish(End.COMPLETE)
+        self.over = True
+        if not self.deaf:
+            link.finish(body)
+        return End.COMPLETE
+
+    async def _checked_body(
+        self, reply: Reply, headers: HeaderList, length: int, body: bytes
+    ) -> End:
+        """The same where anything about it is out of the ordinary."""
         await self._head(reply.status, headers, length=length, hold=True)
         if body:
             for tap in reply.taps:
@@ -450,9 +419,8 @@ class Outlet:
             self._timer.cancel()
             self._timer = None
 
-    async def _head(
-        self, status: int, headers: HeaderList, *, length: int | None, hold: bool = False
-    ) -> None:
+    def _named(self, headers: HeaderList) -> HeaderList:
+        """The headers, and those that go on whatever head is sent."""
         name = b"request-id" if self.family is Family.ANTHROPIC else b"x-request-id"
         headers = headers + self.always
         for pair in headers:
@@ -460,13 +428,28 @@ class Outlet:
                 break
         else:
             headers.append((name, self.always[0][1]))
+        return headers
+
+    def _begin(
+        self, link: Link, status: int, headers: HeaderList, length: int | None, *, hold: bool
+    ) -> None:
+        """The head is said, where the connection is ours."""
+        self.started = True
+        self.status = status
+        if not self.deaf:
+            link.begin(status, self._named(headers), length, hold=hold, close=self.closing)
+
+    async def _head(
+        self, status: int, headers: HeaderList, *, length: int | None, hold: bool = False
+    ) -> None:
+        if self.link is not None:
+            self._begin(self.link, status, headers, length, hold=hold)
+            return
         self.started = True
         self.status = status
         if self.deaf:
             return
-        if self.link is not None:
-            self.link.begin(status, headers, length, hold=hold, close=self.closing)
-            return
+        headers = self._named(headers)
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         if self.closing:

@@ -11,8 +11,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.clock import LoopClock
-from gateway.connection import FORGET, Connection
-from gateway.units import MICRO
+from gateway.connection import Connection
+from gateway.link import LINK
 from tests.sim.loop import run
 
 REQUEST = b"GET /v1/models HTTP/1.1\r\nhost: here\r\n\r\n"
@@ -24,6 +24,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.1", 2)})
         self.closing = False
+        self.reading = True
 
     def write(self, data: Any) -> None:
         pass
@@ -37,10 +38,10 @@ class Transport(asyncio.Transport):
         return self.closing
 
     def pause_reading(self) -> None:
-        pass
+        self.reading = False
 
     def resume_reading(self) -> None:
-        pass
+        self.reading = True
 
 
 def connected(app: Any) -> Connection:
@@ -90,4 +91,45 @@ def test_an_idle_connection_is_gone_with_its_client():
 
 
 def test_a_connection_left_during_its_call_is_gone_once_nobody_looks_for_it():
-    assert not left_after(waiting, wait=2 * FORGET / MICRO)
+    assert not left_after(waiting, wait=0.01)
+
+
+def test_an_answered_exchange_is_gone_with_the_next_one():
+    async def main() -> bool:
+        connection = connected(answering)
+        connection.data_received(REQUEST)
+        await asyncio.sleep(0.01)
+        seen = weakref.ref(connection.cycle)
+        connection.data_received(REQUEST)
+        await asyncio.sleep(0.01)
+        return seen() is not None
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert not run(main())
+    finally:
+        gc.enable()
+
+
+def test_a_client_whose_large_body_is_here_is_heard_when_it_leaves():
+    """Its body pauses the reading, and only a connection that is read learns of its end."""
+    told: list[str] = []
+
+    async def taking(scope: Any, _receive: Any, _send: Any) -> None:
+        link = scope["extensions"][LINK]
+        assert link.take() == b"x" * 100_000
+        link.on_gone = lambda: told.append("gone")
+        await asyncio.sleep(1)
+
+    async def main() -> None:
+        connection = connected(taking)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 100000\r\n\r\n"
+        connection.data_received(head + b"x" * 100_000)
+        assert not connection.transport.reading
+        await asyncio.sleep(0.01)
+        assert connection.transport.reading
+        connection.connection_lost(None)
+
+    run(main())
+    assert told == ["gone"]
