@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.telemetry.decisions import LONGEST_DETAIL, Quotes, Record, Who
+from gateway.telemetry.decisions import LONGEST_DETAIL, Quotes, make_record, make_who
 from gateway.telemetry.logs import serialized
 from gateway.telemetry.traces import parse_traceparent
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.call import Call, HeaderList
     from gateway.clock import Clock
     from gateway.errors import GatewayError
-    from gateway.telemetry.decisions import Decisions, Where
+    from gateway.telemetry.decisions import Decisions, Record, Where
     from gateway.telemetry.logs import Log
     from gateway.units import RuleId
 
@@ -57,7 +57,7 @@ class Recorder:
         principal, deployment, tier = call.principal, call.deployment, call.tier
         model = call.fields.model[:LONGEST_NAME] if call.fields is not None else ""
         usage, tool = call.usage, call.tool
-        who = Who(
+        who = make_who(
             dialect=call.dialect,
             method=call.method,
             path=call.path[:LONGEST_NAME],
@@ -75,7 +75,7 @@ class Recorder:
             server=tool.server.name if tool is not None else "",
             tool=tool.tool[:LONGEST_NAME] if tool is not None else "",
         )
-        return Record(
+        return make_record(
             ts=self._log.stamp(),
             call=call.id,
             names=self._quote.names(who),

@@ -44,6 +44,7 @@ from gateway.admission.values import (
     Settle,
     Shed,
     Verdict,
+    make_ask,
     never_fits,
     requests_only,
     same_meters,
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LANES", "Admit", "Adopt", "Ask", "Caller", "Dimension", "Late", "Mode", "Never", "Outcome",
-    "PoolCore", "PoolSpec", "Reply", "Settle", "Shed", "Verdict", "same_meters", "translate",
+    "PoolCore", "PoolSpec", "Reply", "Settle", "Shed", "Verdict", "make_ask", "same_meters",
+    "translate",
 ]  # fmt: skip
 
 STEP_BACK: Micros = MICRO
@@ -64,6 +66,9 @@ STEP_BACK: Micros = MICRO
 
 BACKUP: Micros = 50_000
 """Gateways that do not own the head wake so much later, in case the owner died."""
+
+# To ask an enumeration for a member costs ten times what a name does.
+_ENFORCE, _QUOTA, _RAMP = Mode.ENFORCE, Outcome.QUOTA, Outcome.RAMP
 
 HOLD_SHIFT = 4
 """The mean time in flight moves by 1/16 per settlement."""
@@ -256,7 +261,7 @@ class PoolCore:
             or ask.tag is not None
             or ask.place_key in self.line.places
             or ask.rid in held
-            or spec.mode is not Mode.ENFORCE
+            or spec.mode is not _ENFORCE
             or (spec.concurrency and len(held) >= spec.concurrency)
             or len(cost) != len(spec.dimensions)
         ):
@@ -294,7 +299,7 @@ class PoolCore:
         grant = self.leases.held.pop(done.rid, None)
         if grant is None:
             return
-        refused = done.outcome is Outcome.QUOTA or done.outcome is Outcome.RAMP
+        refused = done.outcome is _QUOTA or done.outcome is _RAMP
         actual = done.actual
         if actual is None:
             actual = requests_only(self.spec, grant.cost) if refused else grant.cost
@@ -303,7 +308,7 @@ class PoolCore:
         if actual != grant.cost:
             self._recharge(grant, actual)
         if refused:
-            self.meter.refused(done.retry_after, quota=done.outcome is Outcome.QUOTA)
+            self.meter.refused(done.retry_after, quota=done.outcome is _QUOTA)
         elif self.spec.concurrency:
             held = self.meter.now - grant.at
             self.hold += ((held - self.hold) >> HOLD_SHIFT) if self.hold else held

@@ -163,7 +163,8 @@ class Line:
                 tag = finish
         self.v[lane] = tag
         finish = finishes[tenant] = tag + change
-        self._top[lane] = max(self._top[lane], finish)
+        if finish > self._top[lane]:  # noqa: PLR1730 - the hot path
+            self._top[lane] = finish
         if len(finishes) > self._sweep_at[lane]:
             self._sweep(lane, virtual)
         return tag
@@ -393,4 +394,4 @@ class Line:
 
 def step(span: Micros, weight: int) -> int:
     """How far a call of that span moves the finish of a tenant of that weight; at least 1."""
-    return max(1, span // weight)
+    return span // weight or 1

@@ -193,16 +193,21 @@ class LocalStore:
             wait = self._wait(pool, ask)
         return wait
 
-    def grant(self, spec: PoolSpec, ask: Ask) -> Admit | None:
+    def grant(self, spec: PoolSpec, ask: Ask, now: Micros) -> Admit | None:
         """The short way: granted, where nobody waits, no place is kept and it fits; else None.
 
         None says nothing and has changed nothing: `acquire` must answer. So the ask needs no key of
         a place, which costs a hash of the body.
+
+        Args:
+            spec: The pool.
+            ask: The call.
+            now: By this store's clock, read in the very step that asks.
         """
         pool = self._pools.get(spec.name)
         if pool is None or spec is not pool.core.spec or self._closed or pool.core.line.places:
             return None
-        return pool.core.grant(self._clock.now(), ask)
+        return pool.core.grant(now, ask)
 
     def settle(
         self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from gateway.units import MINUTE, Micros, Mode, RuleId, Tokens, valueclass
+from gateway.units import MINUTE, Micros, Mode, RuleId, Tokens, maker, valueclass
 
 LANES = 4
 """Lane 0 carries T0 task calls; lanes 1 to 3 are the QoS tiers."""
@@ -121,6 +121,9 @@ class Ask:
         comparison that cannot be made would stop the whole pool.
         """
         return self.rid < other.rid
+
+
+make_ask = maker(Ask)
 
 
 class Admit(NamedTuple):

@@ -11,15 +11,16 @@ raised.
 from __future__ import annotations
 
 from asyncio import Future
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.admission.core import Admit, Ask, Late, Never, PoolSpec, Shed, Verdict
+from gateway.admission.core import Admit, Ask, Late, Never, PoolSpec, Shed, Verdict, make_ask
 from gateway.admission.places import Tickets, come_back
 from gateway.admission.profiles import Accounting, Usage, reserve, settle
 from gateway.admission.slopes import Slopes
 from gateway.admission.store import Outcome, PoolStore
-from gateway.call import Call, End, Kind, Layer, Principal, Reply, Service, VerdictNote
+from gateway.call import BROKEN, Call, End, Kind, Layer, Principal, Reply, Service, VerdictNote
 from gateway.errors import BudgetSpent, DeadlinePassed, GatewayError, NeverFits, QueueFull
 from gateway.units import MICRO, Micros, Tokens
 
@@ -37,6 +38,7 @@ and a collision only costs its own principal a place in line."""
 OF_TOOLS = "tool:"
 """Beginning of the names of pools that rules of tools make."""
 REFUSALS = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
+SERVED, FAILED, RAMP = Outcome.SERVED, Outcome.FAILED, Outcome.RAMP
 UNIT = {"money": "micro-dollars", "requests": "requests", "tokens": "tokens"}
 
 
@@ -66,7 +68,7 @@ class Admission:
         clock: Clock,
         *,
         tickets: Tickets | None = None,
-        at_once: Callable[[PoolSpec, Ask], Admit | None] | None = None,
+        at_once: Callable[[PoolSpec, Ask, Micros], Admit | None] | None = None,
         on_wait: Callable[[str, int, Micros], None] | None = None,
         on_shed: Callable[[str], None] | None = None,
     ) -> None:
@@ -127,7 +129,6 @@ class Grants:
         admission: Admission,
         call: Call,
         rid: str,
-        *,
         wait_for: Callable[[str], Micros | None] | None = None,
     ) -> None:
         self._admission = admission
@@ -139,14 +140,18 @@ class Grants:
         self._output: Tokens = 0
 
     def take(
-        self, specs: tuple[PoolSpec, ...], estimate: Estimate, accountings: Sequence[Accounting]
+        self,
+        specs: tuple[PoolSpec, ...],
+        estimate: Estimate,
+        accountings: Sequence[Accounting],
+        now: Micros,
     ) -> Awaitable[None] | None:
         """All pools grant, in order, or the refusal of the first that does not is raised.
 
         None where all granted at once, as nearly always: what need not wait costs no coroutine.
         """
         admission, call = self._admission, self._call
-        at_once, now = admission.at_once, admission.clock.now()
+        at_once = admission.at_once
         tier = call.tier
         lane = tier.number if tier is not None else 0
         try:
@@ -155,9 +160,9 @@ class Grants:
                 cost = reserve(accounting, estimate, spec)
                 verdict: Verdict | None = None
                 if at_once is not None and (call.tags is None or spec.name not in call.tags):
-                    verdict = at_once(spec, self._ask(spec, cost, lane, now, plainly=True))
+                    verdict = at_once(spec, self._plain_ask(cost, lane, now), now)
                 if verdict is None:
-                    ask = self._ask(spec, cost, lane, now, plainly=False)
+                    ask = self._ask(spec, cost, lane, now)
                     answer = admission.store.acquire(spec, ask)
                     if isinstance(answer, Future):
                         return self._rest(specs, estimate, accountings, at, (cost, answer, now))
@@ -169,8 +174,7 @@ class Grants:
             self.cancel()
             raise
         names = specs[0].name if len(specs) == 1 else ", ".join([spec.name for spec in specs])
-        detail = f"{names}: at once"
-        call.notes.append(VerdictNote("admit", "granted", specs[-1].because, now, detail))
+        call.note("admit", "granted", specs[-1].because, now, f"{names}: at once")
         self._hold(now)
         return None
 
@@ -209,7 +213,7 @@ class Grants:
                     break
                 now = admission.clock.now()
                 cost = reserve(accountings[at], estimate, specs[at])
-                ask = self._ask(specs[at], cost, lane, now, plainly=False)
+                ask = self._ask(specs[at], cost, lane, now)
                 verdict = admission.store.acquire(specs[at], ask)
         except BaseException:
             self.cancel()
@@ -227,7 +231,8 @@ class Grants:
         """The grant is held. Raises the refusal where it is none."""
         if not isinstance(verdict, Admit):
             raise self._refusal(spec, verdict, now)
-        self._held.append(Grant(spec, cost, accounting))
+        # NamedTuple's own constructor is a Python function: three times as slow.
+        self._held.append(tuple.__new__(Grant, (spec, cost, accounting)))
         if not spec.queue:
             return
         call = self._call
@@ -244,30 +249,32 @@ class Grants:
                 lease = min([grant.spec.lease for grant in held])
             self._admission.hold(self, lease, now)
 
-    def _ask(
-        self, spec: PoolSpec, cost: tuple[int, ...], lane: int, now: Micros, *, plainly: bool
-    ) -> Ask:
-        """What is asked of a pool. `plainly`: for the short way, which knows no places."""
+    def _plain_ask(self, cost: tuple[int, ...], lane: int, now: Micros) -> Ask:
+        """What is asked of a pool the short way, which knows no places."""
         call = self._call
         principal = call.principal
         assert principal is not None  # noqa: S101 - identify ran
         rule = principal.rule
-        tenant = principal.tenant if rule.fair_by == "tenant" else principal.agent
-        patience = call.deadline - now if call.deadline > now else 0
-        if plainly:
-            return Ask(
-                rid=self._rid, lane=lane, tenant=tenant, weight=rule.weight,
-                deadline_in=patience, cost=cost,
-            )  # fmt: skip
-        own = self._wait_for(spec.name) if self._wait_for is not None else None
-        tag, ticket = self._tag(spec, principal, lane, now)
-        return Ask(
+        return make_ask(
             rid=self._rid,
             lane=lane,
-            tenant=tenant,
+            tenant=principal.tenant if rule.fair_by == "tenant" else principal.agent,
             weight=rule.weight,
-            deadline_in=patience if own is None else min(patience, own),
+            deadline_in=call.deadline - now if call.deadline > now else 0,
             cost=cost,
+        )
+
+    def _ask(self, spec: PoolSpec, cost: tuple[int, ...], lane: int, now: Micros) -> Ask:
+        """What is asked of a pool."""
+        call = self._call
+        principal = call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        plain = self._plain_ask(cost, lane, now)
+        own = self._wait_for(spec.name) if self._wait_for is not None else None
+        tag, ticket = self._tag(spec, principal, lane, now)
+        return replace(
+            plain,
+            deadline_in=plain.deadline_in if own is None else min(plain.deadline_in, own),
             tag=tag,
             ticket=ticket,
             place_key=self._place_key(principal) if spec.queue else None,
@@ -440,7 +447,7 @@ def _span(micros: Micros) -> str:
 def outcome_of(reply: Reply, end: End) -> Outcome:
     """How an attempt ended, as far as the provider's pools care."""
     if reply.kind is None:
-        return Outcome.FAILED if end in (End.FAILED, End.CUT, End.STALLED) else Outcome.SERVED
+        return FAILED if end in BROKEN else SERVED
     return Outcome.FAILED if reply.spares_pool else REFUSALS.get(reply.kind, Outcome.FAILED)
 
 
@@ -477,16 +484,18 @@ def admit(admission: Admission) -> Layer:
             if deployment is None or estimate is None or not deployment.pools:
                 return await inner(call)
             pools, ramps, slopes = deployment.pools, call.snapshot.ramps, admission.slopes
+            now = admission.clock.now()
             if ramps:
-                pools = slopes.beside(pools, ramps, admission.clock.now())
+                pools = slopes.beside(pools, ramps, now)
             rid = f"{call.id}.{call.attempt}"
             wait_for = call.tool.waits.get if call.tool is not None else None
-            grants = Grants(admission, call, rid, wait_for=wait_for)
-            waiting = grants.take(pools, estimate, (deployment.accounting,) * len(pools))
+            grants = Grants(admission, call, rid, wait_for)
+            waiting = grants.take(pools, estimate, (deployment.accounting,) * len(pools), now)
             if waiting is not None:
                 await waiting
+                now = admission.clock.now()
             if ramps:
-                slopes.sent(pools, ramps, estimate.input, admission.clock.now())
+                slopes.sent(pools, ramps, estimate.input, now)
             grants.produce(estimate.output)
             call.reserved = estimate.input + estimate.output
             call.sent = False
@@ -498,7 +507,7 @@ def admit(admission: Admission) -> Layer:
 
             def closed(end: End) -> None:
                 outcome = outcome_of(reply, end)
-                if outcome is Outcome.RAMP:
+                if outcome is RAMP:
                     slopes.refused(pools, ramps, admission.clock.now())
                 grants.settle(outcome, call.usage, reply.retry_after)
 
@@ -533,8 +542,8 @@ def admit_caller(admission: Admission) -> Layer:
                 pools, accountings, wait_for = with_tool(principal, call.tool)
             if not pools:
                 return await inner(call)
-            grants = Grants(admission, call, call.id, wait_for=wait_for)
-            waiting = grants.take(pools, estimate, accountings)
+            grants = Grants(admission, call, call.id, wait_for)
+            waiting = grants.take(pools, estimate, accountings, admission.clock.now())
             if waiting is not None:
                 await waiting
             call.reserved = estimate.input + estimate.output
@@ -549,9 +558,7 @@ def admit_caller(admission: Admission) -> Layer:
                     # A refused or failed call costs its caller a request and no tokens.
                     grants.settle(Outcome.FAILED, Usage(input=0, output=0), None)
                 else:
-                    bad = end in (End.FAILED, End.CUT, End.STALLED)
-                    outcome = Outcome.FAILED if bad else Outcome.SERVED
-                    grants.settle(outcome, call.usage, None)
+                    grants.settle(FAILED if end in BROKEN else SERVED, call.usage, None)
 
             reply.on_close(closed)
             return reply

@@ -21,7 +21,7 @@ from gateway.opening import Relayed, decoded, fault_of, read_error, read_opening
 from gateway.resilience.breaker import spent_for
 from gateway.resilience.credentials import FOREVER, CredentialHealth
 from gateway.units import MICRO, Rng
-from gateway.upstream import Outgoing, TransportFault
+from gateway.upstream import TransportFault, make_outgoing
 from gateway.wire import headers as wire_headers
 from gateway.wire import ratelimit_headers, splice
 from gateway.wire.upstream_refusals import classify, said
@@ -270,7 +270,7 @@ class Dispatch:
             idempotency=provider.supports_idempotency,
         )
         headers += self._credentials.headers(provider, credential)
-        out = Outgoing(
+        out = make_outgoing(
             method=call.method,
             base_url=provider.base_url,
             target=target_of(call, provider),

@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 from math import ceil
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, Dialect, Estimate, Layer, Reply, Service, Usage, VerdictNote
+from gateway.admission.profiles import make_estimate
+from gateway.call import Call, Dialect, Estimate, Layer, Reply, Service, Usage
 from gateway.errors import NoSuchRoute
 from gateway.snapshot import Deployment
 from gateway.tokens import Counted
@@ -107,7 +108,7 @@ class Estimating:
         cached = 0
         if call.session:
             cached = min(tokens, learned.cache.predict(call.session, tokens))
-        return Estimate(
+        return make_estimate(
             input=tokens,
             output=output,
             cap=cap,
@@ -191,7 +192,7 @@ def estimate(estimating: Estimating) -> Layer:
             assert made is not None  # noqa: S101 - just made
             because = model.because
             detail = f"input {made.input} output {made.output} cap {made.cap}"
-            call.notes.append(VerdictNote("estimate", "counted", because, call.received, detail))
+            call.note("estimate", "counted", because, call.received, detail)
             return await inner(call)
 
         return serve

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, HeldCall, Layer, Principal, Reply, Service, VerdictNote
+from gateway.call import Call, HeldCall, Layer, Principal, Reply, Service
 from gateway.errors import Forbidden, NoSuchRoute, Unauthenticated
 from gateway.identity import HINTS, session_of, tier_wish
 from gateway.identity.again import reinstated
@@ -128,7 +128,7 @@ def identify(recognize: Recognizer) -> Layer:
             )
             call.deadline = call.received + wait
             detail = f"{principal.agent} tier {number}"
-            call.notes.append(VerdictNote("identify", "known", rule.because, call.received, detail))
+            call.note("identify", "known", rule.because, call.received, detail)
             check_model(call, principal)
             return await inner(call)
 
@@ -156,7 +156,7 @@ def identify_again(*, clock: Clock) -> Layer:
             longest = tier.max_wait if rule.max_wait is None else min(tier.max_wait, rule.max_wait)
             call.deadline = min(who.until, call.received + longest)
             detail = f"{principal.agent} tier {tier.number}"
-            call.notes.append(VerdictNote("identify", "again", rule.because, call.received, detail))
+            call.note("identify", "again", rule.because, call.received, detail)
             check_model(call, principal)
             return await inner(call)
 

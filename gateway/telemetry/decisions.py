@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import orjson
 
 from gateway.telemetry.logs import LONGEST, looks_secret, serialized
+from gateway.units import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,6 +110,9 @@ class Who(NamedTuple):
     tool: str = ""
 
 
+make_who = maker(Who)
+
+
 class Names(NamedTuple):
     """A `Who` as members of a JSON object.
 
@@ -194,6 +198,8 @@ class Record:
             b"null" if self.usage is None else orjson.dumps(self.usage), notes,
         )  # fmt: skip
 
+
+make_record = maker(Record)
 
 _LINE = (
     b'{"ts":"%b","level":"info","event":"call","call":"%b","received":%d,%b,"status":%d,'

@@ -18,22 +18,26 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """A counter."""
+    """A counter.
 
-    __slots__ = ("_counter", "_told", "_total")
+    Attributes:
+        total: So many so far; only ever added to.
+    """
+
+    __slots__ = ("_counter", "_told", "total")
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._total = 0
+        self.total = 0
         self._told = 0
 
     def inc(self, amount: int = 1) -> None:
         """So many more."""
-        self._total += amount
+        self.total += amount
 
     def tell(self) -> None:
         """The counter stands where this one does."""
-        total = self._total
+        total = self.total
         if total != self._told:
             self._counter.inc(total - self._told)
             self._told = total

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.call import Fields, Piece, Usage
+from gateway.admission.profiles import make_usage
+from gateway.call import Fields, Piece, Usage, make_fields
 from gateway.errors import MalformedCall
 from gateway.wire import asks, content, sse
 from gateway.wire.splice import splice_in
@@ -54,7 +55,7 @@ def fields(body: Body) -> Fields:
         tools = bool(asks.entries(body, "tools") or asks.entries(body, "functions"))
     blocks, parallel = _looked_through(messages)
     kinds = content.kinds(blocks) if blocks else set()
-    return Fields(
+    return make_fields(
         model=asks.model(body),
         stream=stream,
         cap=asks.cap(body, answers=asks.answers(body, "n") if "n" in body else 1),
@@ -278,7 +279,7 @@ def usage_of(body: Body) -> Usage | None:
     if isinstance(details, dict):
         reasoning = tokens(details.get("reasoning_tokens"))
     return any_of(
-        Usage(
+        make_usage(
             input=fresh(tokens(usage.get("prompt_tokens")), cached, written),
             output=tokens(usage.get("completion_tokens")),
             cache_read=cached,

@@ -56,11 +56,13 @@ def test_what_fits_is_granted_without_a_future():
 def test_the_short_way_grants_what_fits_and_else_changes_nothing():
     async def main():
         store, clock = store_and_clock()
-        assert store.grant(SPEC, ask("a", 600)) is None  # a pool begins with a full question
+        assert (
+            store.grant(SPEC, ask("a", 600), clock.now()) is None
+        )  # a pool begins with a full question
         assert isinstance(store.acquire(SPEC, ask("a", 600)), Admit)
-        assert isinstance(store.grant(SPEC, ask("b", 300)), Admit)
-        assert store.grant(SPEC, ask("c", 300)) is None
-        assert store.grant(replace(SPEC, revision=2), ask("c", 1)) is None
+        assert isinstance(store.grant(SPEC, ask("b", 300), clock.now()), Admit)
+        assert store.grant(SPEC, ask("c", 300), clock.now()) is None
+        assert store.grant(replace(SPEC, revision=2), ask("c", 1), clock.now()) is None
         assert store.view("p").dimensions[0].used == 900 * U
         assert store.waiting() == clock.armed == 0
 
@@ -69,12 +71,12 @@ def test_the_short_way_grants_what_fits_and_else_changes_nothing():
 
 def test_the_short_way_is_shut_where_a_place_is_kept():
     async def main():
-        store, _ = store_and_clock()
+        store, clock = store_and_clock()
         store.acquire(ONE, ask("a"))
         refused = store.acquire(ONE, ask("b", deadline_in=0, place_key="k"))
         assert isinstance(refused, Shed)
         store.settle("one", "a", outcome=Outcome.SERVED, actual=None)
-        assert store.grant(ONE, ask("c")) is None
+        assert store.grant(ONE, ask("c"), clock.now()) is None
         assert isinstance(store.acquire(ONE, ask("b2", place_key="k")), Admit)
 
     run(main())

@@ -55,7 +55,7 @@ def test_a_call_granted_the_short_way_never_hashes_its_body():
     async def main():
         store, short = FakeStore(), []
 
-        def at_once(spec, ask):
+        def at_once(spec, ask, _now):
             short.append(ask)
             return Admit(ask.rid, (0,) * len(spec.dimensions), 9) if spec is NARROW else None
 

@@ -149,7 +149,7 @@ def test_what_is_remembered_of_raw_names_is_bounded_and_loses_no_count():
     metrics = Metrics()
     for number in range(2 * MOST_KNOWN + 10):
         metrics.waited(f"agent:{number}", 2, 0)
-    assert len(metrics._waits._known) <= MOST_KNOWN
+    assert len(metrics._waits.known) <= MOST_KNOWN
     labels = {"pool": "agent", "tier": "2"}
     counted = sample(metrics, "tidegate_admission_wait_seconds_count", **labels)
     assert counted == 2 * MOST_KNOWN + 10
