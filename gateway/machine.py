@@ -204,7 +204,7 @@ class Machine:
         self.refusals = Refusals(log, self.refused, lambda: watch.current.places)
         self.sources = JwksSource()
         self.identities = Identities(clock=clock, fetch=self.sources)
-        self.breakers = Breakers(on_change=self._breaker_changed, on_failure=metrics.breaker_failed)
+        self.breakers = Breakers(on_change=self._breaker_changed, on_failure=self._breaker_failed)
         self.credentials = Credentials(clock, rng)
         self.loops = LoopGuard(on_loop=metrics.loop)
         self.loaded = False
@@ -239,6 +239,7 @@ class Machine:
         metrics.policy(watch.current.revision)
         metrics.mode("embedded" if self.sharing is None else "shared")
         if self.sharing is not None:
+            self.loops.books = self.sharing.books
             self.sharing.connect(
                 self.breakers, lambda: watch.current.breaker, watch.poke, self._begin_anew
             )
@@ -254,6 +255,7 @@ class Machine:
         return Sharing(
             url,
             clock=self.clock,
+            rng=rng,
             gateway=f"{rng.getrandbits(64):016x}",
             prefix=rules.prefix,
             mode=FailMode(rules.when_away),
@@ -269,6 +271,11 @@ class Machine:
             newest = max(self._stamps.values(), default=0) + 1
             self._stamps[revision] = max(newest, status.changed_at)
         return self._stamps[revision]
+
+    def _breaker_failed(self, scope: str, breaker: Breaker) -> None:
+        self.metrics.breaker_failed(scope)
+        if self.sharing is not None:
+            self.sharing.breaker_failed(scope, breaker)
 
     def _mode_changed(self, mode: str) -> None:
         self.metrics.mode(mode)

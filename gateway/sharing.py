@@ -1,10 +1,12 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
-Limits, queues and budgets are pools (`admission/shared.py`). Everything else is *news*: a breaker
-that opened, a credential that was revoked, a policy that was edited, loops that may begin anew, a
-tool session that its client ended. News is published, and kept for those who were away; it arrives
-within a second and is decided upon by each process alone while the store is away. Nothing here is
-needed for a right decision, only for an early one.
+Limits, queues and budgets are pools (`admission/shared.py`); what loops and tasks use is added up
+in books (`loop_books.py`), failures of deployments are counted together (`fleet_results.py`).
+Everything else is *news*: a breaker that opened, a credential that was
+revoked, a policy that was edited, loops that may begin anew, a tool session that its client ended.
+News is published, and kept for those who were away; it arrives within a second and is decided upon
+by each process alone while the store is away. Nothing here is needed for a right decision, only for
+an early one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import orjson
 from gateway.admission.fleet import FAULTS, RedisLink
 from gateway.admission.remote import TIMEOUT, FailMode
 from gateway.admission.shared import SharedStore
+from gateway.fleet_results import FleetResults
+from gateway.loop_books import LoopBooks
 from gateway.resilience.breaker import FOREVER, State
 from gateway.units import MICRO
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from gateway.clock import LoopClock
     from gateway.layers.trip import Breakers
     from gateway.resilience.breaker import Breaker, BreakerRules
-    from gateway.units import Micros
+    from gateway.units import Micros, Rng
 
 logger = logging.getLogger("tidegate.fleet")
 
@@ -50,6 +54,8 @@ class Sharing:
 
     Attributes:
         store: For admission.
+        books: For what loops and tasks use.
+        results: For failures of deployments.
         revoked: Ids of principals that are refused, whatever policy says.
         server: Name and version of the store, "" while it has never answered.
         on_session: Called with the id of a tool session that was ended at another gateway.
@@ -60,6 +66,7 @@ class Sharing:
         url: str,
         *,
         clock: LoopClock,
+        rng: Rng,
         gateway: str,
         prefix: str,
         mode: FailMode,
@@ -73,9 +80,17 @@ class Sharing:
             self.link, clock, gateway=gateway, faults=FAULTS, prefix=prefix, mode=mode, cold=cold,
             stamp=stamp, on_mode=on_mode, on_news=self._heard,
         )  # fmt: skip
+        self.books = LoopBooks(
+            self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
+        )
+        self.results = FleetResults(
+            self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away,
+            judge=self._judge,
+        )  # fmt: skip
         self.revoked: set[str] = set()
         self.server = ""
         self._clock = clock
+        self._rng = rng
         self._prefix = prefix
         self._mode = mode
         self._tasks: asyncio.TaskGroup | None = None
@@ -143,9 +158,12 @@ class Sharing:
         """Send and hear until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            beside = [tasks.create_task(one.run()) for one in (self.books, self.results)]
             try:
                 await self.store.run(lambda: self._spawn(self._catch_up()))
             finally:
+                for task in beside:
+                    task.cancel()
                 self._tasks = None
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
@@ -168,6 +186,20 @@ class Sharing:
             "for": -1 if breaker.until >= FOREVER else max(0, left), "at": at,
         }  # fmt: skip
         self._tell("breaker", scope, item)
+
+    def breaker_failed(self, scope: str, breaker: Breaker) -> None:
+        """One of our attempts failed: the fleet counts it."""
+        if self._rules is not None:
+            self.results.failed(scope, breaker, self._rules().slow_window)
+
+    def _judge(self, scope: str, breaker: Breaker) -> None:
+        """Others have failed as well: together it may be enough."""
+        breakers = self._breakers
+        if breakers is None:
+            return
+        undecided = breakers.undecided(scope)
+        if breaker.together(now=self._clock.now(), rng=self._rng, undecided=undecided):
+            breakers.changed(scope)
 
     def revoke(self, principal: str) -> None:
         """That principal is refused from now on, here and in the whole fleet."""

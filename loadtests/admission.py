@@ -15,6 +15,9 @@ accounting (`INFO cpu`), user and system, protocol included:
 
     redis_cpu_us_single   per call of the pool's function that settles one attempt and admits one
     redis_cpu_us_batch16  per admission and settlement where sixteen of each ride in one call
+    redis_cpu_us_floor    per call of a function that does nothing, with as many bytes there and
+                          back as the single call, in the same rounds: what server, kernel and this
+                          machine take for any call at all
     client_cpu_us_single  of this process, per acquire and settlement through `SharedStore`, one
                           after the other: nothing rides along
     script_calls_per_op   calls of the function per acquire and settlement, 64 tasks in a loop
@@ -28,7 +31,7 @@ import contextlib
 import gc
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from gateway.admission.core import Admit, Ask, Caller, Outcome, PoolCore, Settle
 from gateway.admission.fleet import FAULTS, RedisLink
@@ -47,6 +50,9 @@ WAITERS = 10_000
 LINE = 200
 POOLS = 2_000
 SHARED_ROUNDS = 5
+POOL, CHANNEL = "bench:{wide}", "bench:"
+ANSWERED = 270
+"""Bytes of the answer to one admission."""
 
 WIDE = pool_spec(name="wide", limits={"rpm": 30_000_000, "tpm": 9_000_000_000}, because="wide")
 ONE = pool_spec(name="one", limits={"rpm": 30_000_000}, concurrency=1, because="one")
@@ -211,7 +217,7 @@ async def server_cpu(store: Store, batch: int, seconds: float) -> float:
         done = [Settle(ask.rid, Outcome.SERVED, used) for ask in over]
         over = asks
         load = Batch(caller=Caller("bench"), settles=done, acquires=asks, cold=False)
-        raw = await link.call("bench:{wide}", pack_batch(load, rules), body, "bench:")
+        raw = await link.call(POOL, pack_batch(load, rules), body, CHANNEL)
         if len(unpack_answer(raw).reply.events) != batch:  # type: ignore[union-attr]
             raise TypeError("an uncontended call waited")
 
@@ -219,15 +225,46 @@ async def server_cpu(store: Store, batch: int, seconds: float) -> float:
         with store.client() as client:
             client.flushall()
         await call(0, rules.body)
-        for number in range(1, 200):
-            await call(number)
-        cpu, number, began = store.cpu_s(), 200, time.monotonic()
-        while time.monotonic() - began < seconds:
-            await call(number)
-            number += 1
-        return (store.cpu_s() - cpu) / ((number - 200) * batch) * 1e6
+        return await per_call(store, call, seconds) / batch
     finally:
         await link.close()
+
+
+async def floor_cpu(store: Store, seconds: float) -> float:
+    """The server's CPU micros per call of a function that does nothing.
+
+    It takes and gives as many bytes as a call that settles one attempt and admits one.
+    """
+    rules, ask = pack_rules(WIDE), ask_of(10_000, (MICRO, 1_000 * MICRO))
+    done = Settle(ask.rid, Outcome.SERVED, (MICRO, 600 * MICRO))
+    load = Batch(caller=Caller("bench"), settles=[done], acquires=[ask], cold=False)
+    taken = pack_batch(load, rules)
+    name = "tidegate_floor"
+    source = (
+        f"#!lua name={name}\nlocal answer = '{'x' * ANSWERED}'\n"
+        f"redis.register_function('{name}', function(keys, args) return answer end)"
+    )
+    link = RedisLink(store.url, timeout=MICRO, library=(name, source.encode()))
+
+    async def call(_: int) -> None:
+        if len(await link.call(POOL, taken, b"", CHANNEL)) != ANSWERED:
+            raise TypeError("another answer")
+
+    try:
+        return await per_call(store, call, seconds)
+    finally:
+        await link.close()
+
+
+async def per_call(store: Store, call: Callable[[int], Awaitable[None]], seconds: float) -> float:
+    """The server's CPU micros per call, after two hundred of them."""
+    for number in range(1, 200):
+        await call(number)
+    cpu, number, began = store.cpu_s(), 200, time.monotonic()
+    while time.monotonic() - began < seconds:
+        await call(number)
+        number += 1
+    return (store.cpu_s() - cpu) / (number - 200) * 1e6
 
 
 @contextlib.asynccontextmanager
@@ -261,6 +298,7 @@ async def shared_figures(clock: LoopClock) -> dict[str, object]:
     store = Store()
     single: list[float] = []
     sixteen: list[float] = []
+    floor: list[float] = []
     client: list[float] = []
     await store.start()
     try:
@@ -268,6 +306,7 @@ async def shared_figures(clock: LoopClock) -> dict[str, object]:
             say(f"shared store, round {round_ + 1} of {SHARED_ROUNDS}")
             single.append(await server_cpu(store, 1, 1.5))
             sixteen.append(await server_cpu(store, 16, 1.5))
+            floor.append(await floor_cpu(store, 1.0))
             async with opened(store, clock) as shared:
                 await one_by_one(shared, 10**6 * round_, 100)
                 began = time.process_time()
@@ -288,6 +327,7 @@ async def shared_figures(clock: LoopClock) -> dict[str, object]:
     return {
         **summary("redis_cpu_us_single", single, 1),
         **summary("redis_cpu_us_batch16", sixteen, 1),
+        **summary("redis_cpu_us_floor", floor, 1),
         **summary("client_cpu_us_single", client, 1),
         "script_calls_per_op": round(per_op, 3),
         "calls_idle_shared": idle,

@@ -33,8 +33,6 @@ from loadtests import emulated, generator, governed, measure
 from loadtests.measure import say
 from loadtests.origin import WORDS
 
-LIMIT = 2_000_000
-REQUESTS = 10_000
 AGENTS = 400
 SHARES = {1: 0.10, 2: 0.40, 3: 0.50}
 MEDIAN, SPREAD, LONGEST = 500, 1.1, 40_000
@@ -43,6 +41,42 @@ DEMAND = 6.0
 SURGE_S = 64.0
 HUNG_S = 60.0
 MODEL = "gpt-4o"
+
+
+@dataclass(frozen=True)
+class Load:
+    """How large the quota is, and how the agents ask.
+
+    Attributes:
+        limit: Tokens per minute.
+        requests: Requests per minute.
+        stream_every: One call of so many is a stream.
+    """
+
+    limit: int = 2_000_000
+    requests: int = 10_000
+    stream_every: int = 2
+
+    @property
+    def emulator(self) -> dict[str, Any]:
+        """The provider that meters it."""
+        quota = {"name": "quota", "shape": "sliding", "rpm": self.requests, "tpm": self.limit}
+        return {
+            "limits": [quota],
+            "answers": {"median": OUTPUT, "sigma": 0.7, "longest": 1500, "prompt_cache": False},
+            "pacing": {"first_byte": 0.3, "tokens_per_second": 250.0, "jitter": 0.25},
+        }
+
+    @property
+    def policy(self) -> str:
+        """The gateway's policy, with the shape's own figures."""
+        return POLICY.replace("$RPM", str(self.requests)).replace("$TPM", str(self.limit))
+
+    def pause(self) -> float:
+        """Seconds between two calls of an agent that nobody holds back, so that demand is met."""
+        cycle = AGENTS * mean_tokens() / (DEMAND * self.limit / 60)
+        return max(0.05, cycle - 0.8)
+
 
 POLICY = """version: 1
 providers:
@@ -53,7 +87,7 @@ providers:
 pools:
   quota:
     provider: emulator
-    limits: {rpm: 10_000, tpm: 2M}
+    limits: {rpm: $RPM, tpm: $TPM}
     shape: window_60s
     accounting: realtime
 models:
@@ -80,12 +114,6 @@ TUNED = """\
 """
 """What this run adds to the shape's own figures, unless `--shipped` asks for those."""
 
-EMULATOR = {
-    "limits": [{"name": "quota", "shape": "sliding", "rpm": REQUESTS, "tpm": LIMIT}],
-    "answers": {"median": OUTPUT, "sigma": 0.7, "longest": 1500, "prompt_cache": False},
-    "pacing": {"first_byte": 0.3, "tokens_per_second": 250.0, "jitter": 0.25},
-}
-
 NAMES = {1: "first", 2: "second", 3: "third"}
 
 
@@ -108,8 +136,8 @@ class Prompts:
         self._text = " ".join(words)
         self._per_token = len(self._text) / len(words)
 
-    def body(self, draw: random.Random, number: int) -> bytes:
-        """One call; every other one streams."""
+    def body(self, draw: random.Random, number: int, *, stream: bool) -> bytes:
+        """One call."""
         tokens = min(LONGEST, max(20, int(MEDIAN * math.exp(SPREAD * draw.gauss(0, 1)))))
         size = int(tokens * 4)  # the emulator counts four characters a token
         start = draw.randrange(max(1, len(self._text) - size))
@@ -119,7 +147,7 @@ class Prompts:
             "max_tokens": 2_000,
             "messages": [{"role": "user", "content": text}],
         }
-        if number % 2:
+        if stream:
             value["stream"] = True
         return json.dumps(value).encode()
 
@@ -129,17 +157,12 @@ def mean_tokens() -> float:
     return MEDIAN * math.exp(SPREAD**2 / 2) + OUTPUT * math.exp(0.7**2 / 2)
 
 
-def pause() -> float:
-    """Seconds between two calls of an agent that nobody holds back, so that demand is met."""
-    cycle = AGENTS * mean_tokens() / (DEMAND * LIMIT / 60)
-    return max(0.05, cycle - 0.8)
-
-
 async def agent(
     ports: list[int],
     number: int,
     tier: int,
     *,
+    load: Load,
     prompts: Prompts,
     seed: int,
     until: float,
@@ -158,7 +181,7 @@ async def agent(
         return await generator.connect(ports[turn % len(ports)])
 
     draw = random.Random(seed * 10_000 + number)
-    think = pause()
+    think = load.pause()
     await asyncio.sleep(draw.random() * think)
     client = await connected()
     tail = bytearray()
@@ -171,7 +194,8 @@ async def agent(
     try:
         while time.monotonic() < until:
             serial += 1
-            body = prompts.body(draw, number * 1_000 + serial)
+            nth = number * 1_000 + serial
+            body = prompts.body(draw, nth, stream=nth % load.stream_every == 1)
             request = generator.post(
                 "/v1/chat/completions", body, key=f"{NAMES[tier]}-{number}-0123456789abcdef"
             )
@@ -197,10 +221,13 @@ async def agent(
         client.close()
 
 
-def use(timeline: list[list[int]], calls: list[dict[str, Any]]) -> tuple[list[float], int]:
+def use(
+    timeline: list[list[int]], calls: list[dict[str, Any]], limit: int
+) -> tuple[list[float], int]:
     """Share of the quota on the meter in each saturated second of the run, after the first window.
 
     Args:
+        limit: Tokens per minute.
         timeline: The emulator's [second, requests, refused, charged tokens].
         calls: The gateway's log; who waited when.
     """
@@ -213,7 +240,7 @@ def use(timeline: list[list[int]], calls: list[dict[str, Any]]) -> tuple[list[fl
         marks = (second, second + 0.5, second + 1)
         if all(any(a < mark < b for a, b in waits) for mark in marks):
             held = sum(charged.get(at, 0) for at in range(second - 59, second + 1))
-            shares.append(held / LIMIT)
+            shares.append(held / limit)
     return shares, first
 
 
@@ -267,7 +294,7 @@ def compare(
     }
 
 
-async def play(ports: list[int], *, seed: int, surge_s: float) -> Seen:
+async def play(ports: list[int], *, load: Load, seed: int, surge_s: float) -> Seen:
     """All agents, spread over these gateways, until the last has its answer."""
     seen, prompts = Seen(), Prompts(seed)
     until = time.monotonic() + surge_s
@@ -287,7 +314,7 @@ async def play(ports: list[int], *, seed: int, surge_s: float) -> Seen:
             group.create_task(
                 agent(
                     ports, number, next(t for t, most in bounds.items() if number < most),
-                    prompts=prompts, seed=seed, until=until, seen=seen,
+                    load=load, prompts=prompts, seed=seed, until=until, seen=seen,
                 )
             )
             for number in range(AGENTS)
@@ -301,19 +328,23 @@ async def measured(seed: int, surge_s: float, *, shipped: bool = False) -> dict[
     """One run."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-blackfriday-"))
     emulator = gateway = None
+    load = Load()
     try:
-        emulator = await emulated.start(EMULATOR | {"seed": seed}, folder=folder)
-        text = POLICY if shipped else POLICY.replace("models:\n", f"{TUNED}models:\n", 1)
+        emulator = await emulated.start(load.emulator | {"seed": seed}, folder=folder)
+        text = load.policy
+        if not shipped:
+            text = text.replace("models:\n", f"{TUNED}models:\n", 1)
         gateway = await governed.start(emulator, text=text)
-        say(f"{AGENTS} agents, {pause():.2f} s between calls, {mean_tokens():.0f} tokens a call")
+        pause, mean = load.pause(), mean_tokens()
+        say(f"{AGENTS} agents, {pause:.2f} s between calls, {mean:.0f} tokens a call")
         began = time.monotonic()
-        seen = await play([gateway.server.port], seed=seed, surge_s=surge_s)
+        seen = await play([gateway.server.port], load=load, seed=seed, surge_s=surge_s)
         lasted = seen.ended - began
         status = await emulated.quiet(gateway)
         books = await emulated.ledger(emulator, timeline=True)
         samples = await emulated.metrics(gateway)
         gateway.server.stop()
-        return report(seen, status, books, samples, emulated.calls(gateway)) | {
+        return report(load, seen, status, books, samples, emulated.calls(gateway)) | {
             "load_s": round(lasted, 1),
             "gateway_cpu_s": round(samples.get("process_cpu_seconds_total", 0.0), 2) or None,
         }
@@ -326,11 +357,11 @@ async def measured(seed: int, surge_s: float, *, shipped: bool = False) -> dict[
 
 
 def report(
-    seen: Seen, status: dict[str, Any], books: dict[str, Any], samples: dict[str, float],
-    calls: list[dict[str, Any]],
+    load: Load, seen: Seen, status: dict[str, Any], books: dict[str, Any],
+    samples: dict[str, float], calls: list[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """The figures, from the books."""
-    shares, _ = use(books["timeline"], calls)
+    shares, _ = use(books["timeline"], calls, load.limit)
     sides = compare(books, calls, samples, seen)
     peak = books["meters"]["quota"]["dimensions"]["tokens"]["peak"]
     provider = next(pool for pool in status["pools"] if pool["name"] == "pool:quota")
@@ -349,7 +380,7 @@ def report(
         "calls_by_tier": {str(t): sum(c["tier"] == t for c in calls) for t in SHARES},
         "client_statuses": seen.statuses,
         "meter_peak": peak,
-        "meter_limit": LIMIT,
+        "meter_limit": load.limit,
         "foreign_signalled": [d["foreign"] for d in provider["dimensions"]],
         "factor": provider["factor"],
         "left": {

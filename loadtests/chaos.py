@@ -11,7 +11,7 @@ stream. Some calls wait, because the pool has fewer permits than there are clien
                      one line in the log; tokens of log and metrics agree
     answered_twice   calls executed to their end more than once, or answered twice to a client
     hung             calls without an end after a minute
-    rss_slope_kb_per_1000_calls   memory of the gateway over the second half of the calls
+    rss_slope_kb_per_1000_calls   anonymous memory of the gateway over the second half of the calls
 """
 
 from __future__ import annotations
@@ -346,9 +346,9 @@ async def play(gateway: governed.Governed, seed: int, calls: int) -> Seen:
 
     async def watch() -> None:
         while True:
-            await asyncio.sleep(1)
-            seen.memory.append((seen.ended, measure.pss_mb(pid)))
-            if len(seen.memory) % 10 == 0:
+            await asyncio.sleep(0.25)
+            seen.memory.append((seen.ended, measure.anonymous_mb(pid)))
+            if len(seen.memory) % 40 == 0:
                 say(f"  {seen.ended} of {calls} calls, {seen.memory[-1][1]:.0f} MB")
 
     async with asyncio.TaskGroup() as group:

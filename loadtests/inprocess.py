@@ -89,6 +89,10 @@ class Answer:
         self._left = False
         return origin.JSON
 
+    def at_once(self) -> bytes | None:
+        self._left = False
+        return origin.JSON
+
     def abort(self, _kind: str) -> None:
         self._left = False
 

@@ -78,7 +78,7 @@ agents:
 
 STAND = (
     "import asyncio; from loadtests import blackfriday, emulated, locustfile; "
-    "asyncio.run(emulated.stand(blackfriday.EMULATOR, locustfile.POLICY))"
+    "asyncio.run(emulated.stand(blackfriday.Load().emulator, locustfile.POLICY))"
 )
 
 
@@ -211,7 +211,7 @@ class Agent(FastHttpUser):
     def prompt(self) -> str:
         """Some text of a heavy-tailed length."""
         self.serial += 1
-        body = json.loads(PROMPTS.body(self.draw, self.serial))
+        body = json.loads(PROMPTS.body(self.draw, self.serial, stream=bool(self.serial % 2)))
         return str(body["messages"][0]["content"])
 
     def ask(self, path: str, body: dict[str, Any], *, end: bytes = b"") -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import struct
 
 import redis
 
@@ -56,3 +57,36 @@ class Store:
         with self.client() as client:
             found = client.info("cpu")
         return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
+
+
+NUMBERS, LANES_OF_NUMBERS = 27, 20
+"""Numbers at the head of a pool's state, and those of its lanes; see `admit.lua`."""
+
+
+def leases(client: redis.Redis, base: str) -> dict[str, float]:
+    """Ids of the calls in flight of a pool, each with the instant at which its lease ends.
+
+    Older grants lie in a hash, young ones and those that ended lately in the state itself.
+    """
+    state, rules = client.get(f"{base}:st"), client.get(f"{base}:cf")
+    if state is None or rules is None:
+        return {}
+    held = {
+        rid: struct.unpack_from("<dd", raw)[1] for rid, raw in client.hgetall(f"{base}:if").items()
+    }
+    dims = rules[24]
+    numbers = struct.unpack_from(f"<{10 + 12 * dims}d", rules, 25)
+    each = [numbers[10 + 12 * i : 22 + 12 * i] for i in range(dims)]
+    logs = {one[1] for one in each if one[6] and not one[10]}
+    at = 8 * NUMBERS + 24 + 8 * (LANES_OF_NUMBERS + 5 * dims + 3 * len(logs))
+    while at < len(state) and state[at] in {1, 2}:  # they come first
+        size = struct.unpack_from("<H", state, at + 1)[0]
+        rid = state[at + 3 : at + 3 + size]
+        if state[at] == 2:
+            held.pop(rid, None)
+            at += 3 + size
+        else:
+            more = struct.unpack_from("<H", state, at + 3 + size)[0]
+            held[rid] = struct.unpack_from("<dd", state, at + 5 + size)[1]
+            at += 5 + size + more
+    return {rid.decode(): end for rid, end in held.items()}

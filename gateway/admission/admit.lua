@@ -9,29 +9,41 @@
 -- NAME is set by whoever loads this file; it names its content, so that two releases do not meet.
 --
 -- keys[1]  base of the pool's keys, with its hash tag; all others are that name and a suffix:
---   :st string  numbers of the state    :cf string  revision, digest, compiled rules
+--   :st string  numbers of the state, and what is young (below)
+--   :cf string  revision, digest, compiled rules
 --   :lg<W> string  ring of log cells    :sh hash    id of a list of dimensions -> what they meter
 --   :q<lane> zset  tag -> waiter        :rq hash    rid -> waiter      :qt hash  lane|tenant -> queued
---   :fl<lane> zset finish -> tenant     :if hash    rid -> grant       :ls zset  order -> rid
---   :gw hash  gateway -> seat           :mb hash    gateway -> letters
---   :pl hash  key -> place              :px zset    expiry -> key
+--   :fl<lane> zset finish -> tenant     :if hash    rid -> grant       :gw hash  gateway -> seat
+--   :ls zset  order -> rid, where more than MOST_HELD grants are in flight
+--   :mb hash  gateway -> letters        :pl hash  key -> place         :px zset  expiry -> key
 -- args[1]  the batch, args[2] the caller's rules or "", args[3] prefix of the nudge channels
+--
+-- A command of the server costs more than all arithmetic of an admission, so a tick reads and writes
+-- one key. What it changes of grants, finishes, seats and log cells is young: it rides in `:st`
+-- behind the numbers, each entry whole, until there are MOST_YOUNG of them; then all go to keys of
+-- their own at once. Most never do: a call that ends soon leaves nothing behind (docs/adr/0055).
 --
 -- Numbers are doubles, packed as such: text would lose digits (tostring(1.7e15) is 1.7e+15) and
 -- costs ten times as much. All are integers below 2^53 but the drained fractions. `floor(a / b)` is
 -- exact for those: a quotient below 2^53 / b cannot round up to the next integer.
-local LAYOUT, MICRO, FULL, BACKUP = 1, 1000000, 1000000, 50000
+local LAYOUT, MICRO, FULL, BACKUP = 2, 1000000, 1000000, 50000
 local floor, ceil, max, min, unp, pk, sub, rep, concat, call     -- bound by the first call: none exists while loading
 local function int(x) return string.format('%d', x) end   -- %d casts to 64 bits: exact, and a third of %.0f
-local formats = {}
-local function doubles(n)
-  local f = formats[n]
+local formats = {}                             -- beginning, then how many doubles behind it -> format
+local function format(before, n, after)
+  local all = formats[before]
+  if not all then
+    all = {}
+    formats[before] = all
+  end
+  local f = all[n]
   if not f then
-    f = '<' .. rep('d', n)
-    formats[n] = f
+    f = before .. rep('d', n) .. (after or '')
+    all[n] = f
   end
   return f
 end
+local function doubles(n) return format('<', n) end
 local function packed(v)
   local n = #v
   if n == 0 then return '' end
@@ -41,15 +53,18 @@ end
 -- State `t`: the numbers of SCALARS by name; then by index four lanes each from V, BL, CN, TOP, FIN
 -- (lane 0 at +0), five numbers per dimension and three per log.
 local SCALARS = {'lay', 'epoch', 'version', 'now', 'factor', 'factor_at', 'cut_at', 'blocked', 'ease', 'eased', 'hold', 'chores', 'seq',
-  'lseq', 'fly', 'waiting', 'places', 'shadow', 'seats', 'trust', 'due', 'demand', 'demand_at', 'zero', 'zero_at', 'touch'}
+  'lseq', 'fly', 'waiting', 'places', 'shadow', 'seats', 'trust', 'due', 'demand', 'demand_at', 'zero', 'zero_at', 'touch',
+  'listed'}
 local V, BL, CN, TOP, FIN, HEAD = 1, 5, 9, 13, 17, 20
 
 -- One call's own values. What was read or written (grants, finishes, seats, log cells) outlives the
 -- call in `known`, for as long as the stored state is byte for byte the one that this code wrote.
-local c, base, B
+local c, base, B, K = {}, '', '', nil
 local MOST_KNOWN = 5000      -- pools remembered; beyond it all are forgotten at once
-local MOST_HELD = 2000       -- grants remembered per pool
-local known, pools = {}, 0   -- base of keys -> {head, rules, raw, state, grants, complete, finishes, seats}
+local MOST_HELD = 2000       -- grants remembered per pool; above, they lie in `:if` and `:ls` alone
+local MOST_YOUNG = 40        -- entries that ride in `:st`
+local MOST_CELLS = 256       -- log cells remembered per window that are not young
+local known, pools = {}, 0   -- base of keys -> what its last call left behind
 
 -- --- rules
 
@@ -118,9 +133,8 @@ local function use(r, warm)
   lim, win, cal, off, logof, scales = r.lim, r.win, r.cal, r.off, r.logof, r.scales
   depths, caps, ceilings = r.depths, r.caps, r.ceilings
   LV, SU, FO, FAT, FR = HEAD, HEAD + nd, HEAD + 2 * nd, HEAD + 3 * nd, HEAD + 4 * nd
-  for _, g in ipairs(logs) do
-    if not warm then g.cells = {} end
-    g.dirty = {}
+  if not warm then
+    for _, g in ipairs(logs) do g.cells, g.dirty, g.top = {}, {}, false end
   end
 end
 local ring = {}               -- the rare ways, with every cell in memory
@@ -170,133 +184,6 @@ local function translate(v, from, to, default)
   return out
 end
 
--- --- the sliding logs: a ring of cells, a cell holds the dimensions of its window
-
-local function read_cells(g, first, n)      -- the stored numbers of n cells, one after the other
-  local size, bytes, out = t[g.oldest + 2], 8 * g.nd, {}
-  while n > 0 do
-    local at = first % size
-    local run = min(n, size - at, 200)
-    local raw = call('GETRANGE', g.key, int(at * bytes), int((at + run) * bytes - 1))
-    if #raw < run * bytes then raw = raw .. rep('\0', run * bytes - #raw) end
-    local part = {unp(doubles(run * g.nd), raw)}
-    local had = #out
-    for k = 1, run * g.nd do out[had + k] = part[k] end
-    first, n = first + run, n - run
-  end
-  return out
-end
-local function cell(g, number)              -- nil if it is no longer held
-  if number < t[g.oldest] then return nil end
-  local c = g.cells[number]
-  if not c then c = read_cells(g, number, 1); g.cells[number] = c end
-  return c
-end
-local function amount(g, stored, first, number, i)
-  local c = g.cells[number]
-  if c then return c[g[i]] end
-  return stored[(number - first) * g.nd + g[i]]
-end
-local function flush_cells(g)
-  local size, bytes = t[g.oldest + 2], 8 * g.nd
-  for number in pairs(g.dirty) do call('SETRANGE', g.key, int((number % size) * bytes), packed(g.cells[number])) end
-  g.dirty = {}
-end
-local function forget(g, now)
-  local edge = floor((now - g.keep) / g.width)
-  t[g.oldest + 1] = (edge + 1) * g.width + g.keep
-  local first = t[g.oldest]
-  if edge <= first then return end
-  local held = false
-  for _, i in ipairs(g.dims) do held = held or t[SU + i] ~= 0 end
-  if held then
-    flush_cells(g)
-    if edge - first >= t[g.oldest + 2] then
-      for _, i in ipairs(g.dims) do t[SU + i] = 0 end
-      call('DEL', g.key)
-    else
-      local n, size, bytes = edge - first, t[g.oldest + 2], 8 * g.nd
-      local gone = read_cells(g, first, n)
-      for k = 0, n - 1 do
-        for c, i in ipairs(g.dims) do t[SU + i] = t[SU + i] - gone[k * g.nd + c] end
-      end
-      local at = first % size
-      local run = min(n, size - at)
-      call('SETRANGE', g.key, int(at * bytes), rep('\0', run * bytes))
-      if n > run then call('SETRANGE', g.key, '0', rep('\0', (n - run) * bytes)) end
-    end
-  end
-  t[g.oldest] = edge
-  g.cells = {}
-end
-local function add(g, now, i, units)
-  local number = floor(now / g.width)
-  local c = cell(g, number)
-  c[g[i]] = c[g[i]] + units
-  t[SU + i] = t[SU + i] + units
-  g.dirty[number] = true
-end
-local function refund(g, at, i, units)
-  local number = floor(at / g.width)
-  local c = cell(g, number)
-  if c then
-    local back = min(units, c[g[i]])
-    if back ~= 0 then
-      c[g[i]] = c[g[i]] - back
-      t[SU + i] = t[SU + i] - back
-      g.dirty[number] = true
-    end
-  end
-end
-local function until_gone(g, now, i, over)
-  local newest = floor(now / g.width)
-  local last, first, n = newest, t[g.oldest], 8
-  while first <= newest and over > 0 do
-    n = min(n, newest - first + 1)
-    local stored = read_cells(g, first, n)
-    for number = first, first + n - 1 do
-      local units = amount(g, stored, first, number, i)
-      if units ~= 0 then
-        last, over = number, over - units
-        if over <= 0 then break end
-      end
-    end
-    first, n = first + n, 4 * n
-  end
-  return max(1, (last + 1) * g.width + g.keep - now)
-end
-function ring.open(g)                 -- every cell in memory: for the rare ways
-  flush_cells(g)
-  local newest = max(floor(t.now / g.width), t[g.oldest])
-  local first = t[g.oldest]
-  local stored, all = read_cells(g, first, newest - first + 1), {}
-  for number = first, newest do
-    local c = {}
-    for k = 1, g.nd do c[k] = stored[(number - first) * g.nd + k] end
-    all[number] = c
-  end
-  return all, first, newest
-end
-function ring.store(g, all, first, newest)
-  call('DEL', g.key)
-  g.cells, g.dirty = {}, {}
-  local size, bytes = t[g.oldest + 2], 8 * g.nd
-  for number = first, newest do call('SETRANGE', g.key, int((number % size) * bytes), packed(all[number])) end
-end
-function ring.fill(g, i, total)
-  local all, first, newest = ring.open(g)
-  for number = first, newest do all[number][g[i]] = 0 end
-  local cells = max(1, newest - first)
-  local each = floor(total / cells)
-  for number = newest - cells + 1, newest do
-    all[number] = all[number] or {}
-    all[number][g[i]] = each
-  end
-  all[newest][g[i]] = each + (total - each * cells)
-  t[SU + i] = total
-  ring.store(g, all, first, newest)
-end
-
 -- --- calendars
 
 local period
@@ -329,6 +216,171 @@ do
 end
 local function starts_at(i) if cal[i] > 0 then return (period(cal[i], off[i], t.now)) end; return 0 end
 local function ends_at(i, now) local _, e = period(cal[i], off[i], now or t.now); return e end
+
+-- --- the sliding logs: a ring of cells, a cell holds the dimensions of its window
+
+local function read_cells(g, first, n)      -- the stored numbers of n cells, one after the other
+  local size, bytes, out = t[g.oldest + 2], 8 * g.nd, {}
+  while n > 0 do
+    local at = first % size
+    local run = min(n, size - at, 200)
+    local raw = call('GETRANGE', g.key, int(at * bytes), int((at + run) * bytes - 1))
+    if #raw < run * bytes then raw = raw .. rep('\0', run * bytes - #raw) end
+    local part = {unp(doubles(run * g.nd), raw)}
+    local had = #out
+    for k = 1, run * g.nd do out[had + k] = part[k] end
+    first, n = first + run, n - run
+  end
+  return out
+end
+local function cell(g, number)              -- nil if it is no longer held
+  if number < t[g.oldest] then return nil end
+  local held = g.cells[number]
+  if not held then
+    if g.top and number > g.top then
+      held = {}
+      for k = 1, g.nd do held[k] = 0 end
+    else
+      held = read_cells(g, number, 1)
+    end
+    g.cells[number] = held
+  end
+  return held
+end
+local function amount(g, stored, first, number, i)
+  local held = g.cells[number]
+  if held then return held[g[i]] end
+  return stored[(number - first) * g.nd + g[i]]
+end
+local function lifetime()     -- a pool that nobody uses is gone after a day; one with a budget, a day after its period
+  local seconds = 86400
+  for i = 1, nd do
+    if cal[i] > 0 then seconds = max(seconds, ceil((ends_at(i) - t.now) / MICRO) + 86400) end
+  end
+  return int(seconds)
+end
+local function touch(...) for _, suffix in ipairs({...}) do call('EXPIRE', base .. suffix, lifetime()) end end
+local function flush_cells(g)               -- one stretch, or two where the ring begins anew
+  local low, high
+  for number in pairs(g.dirty) do
+    if not low or number < low then low = number end
+    if not high or number > high then high = number end
+  end
+  if not low then return end
+  local size, bytes = t[g.oldest + 2], 8 * g.nd
+  while low <= high do
+    local at = low % size
+    local run = min(high - low + 1, size - at)
+    local raw = run > 1 and call('GETRANGE', g.key, int(at * bytes), int((at + run) * bytes - 1)) or ''
+    if #raw < run * bytes then raw = raw .. rep('\0', run * bytes - #raw) end
+    local out, from = {}, 1
+    for k = 0, run - 1 do
+      if g.dirty[low + k] then
+        out[#out + 1] = sub(raw, from, k * bytes)
+        out[#out + 1] = packed(g.cells[low + k])
+        from = (k + 1) * bytes + 1
+      end
+    end
+    out[#out + 1] = sub(raw, from)
+    call('SETRANGE', g.key, int(at * bytes), concat(out))
+    low = low + run
+  end
+  g.dirty = {}
+  call('EXPIRE', g.key, lifetime())
+end
+local function forget(g, now)
+  local edge = floor((now - g.keep) / g.width)
+  t[g.oldest + 1] = (edge + 1) * g.width + g.keep
+  local first, cells, dirty = t[g.oldest], g.cells, g.dirty
+  if edge <= first then return end
+  local held = false
+  for _, i in ipairs(g.dims) do held = held or t[SU + i] ~= 0 end
+  if not held then
+    flush_cells(g)                           -- all are zero, but what is stored may not know it
+  elseif edge - first >= t[g.oldest + 2] then
+    for _, i in ipairs(g.dims) do t[SU + i] = 0 end
+    call('DEL', g.key)
+  else
+    local n, size, bytes = edge - first, t[g.oldest + 2], 8 * g.nd
+    local gone = read_cells(g, first, n)
+    for k = 0, n - 1 do
+      local mine = cells[first + k]
+      for at, i in ipairs(g.dims) do t[SU + i] = t[SU + i] - (mine and mine[at] or gone[k * g.nd + at]) end
+    end
+    local at = first % size
+    local run = min(n, size - at)
+    call('SETRANGE', g.key, int(at * bytes), rep('\0', run * bytes))
+    if n > run then call('SETRANGE', g.key, '0', rep('\0', (n - run) * bytes)) end
+  end
+  t[g.oldest] = edge
+  dirty = g.dirty
+  local left = 0
+  for number in pairs(cells) do
+    if number < edge then cells[number], dirty[number] = nil, nil else left = left + 1 end
+  end
+  if left > MOST_CELLS then
+    for number in pairs(cells) do if not dirty[number] then cells[number] = nil end end
+  end
+end
+local function held_at(g, at)               -- the cell of an instant, nil if no longer held, and its number
+  local number = at / g.width
+  number = number - number % 1
+  local held = g.cells[number]
+  if not held or number < t[g.oldest] then held = cell(g, number) end
+  return held, number
+end
+local function stir(g, number)
+  g.dirty[number] = true
+  if not g.top or number > g.top then g.top = number end
+end
+local function until_gone(g, now, i, over)
+  local newest = floor(now / g.width)
+  local last, first, n = newest, t[g.oldest], 8
+  while first <= newest and over > 0 do
+    n = min(n, newest - first + 1)
+    local stored = read_cells(g, first, n)
+    for number = first, first + n - 1 do
+      local units = amount(g, stored, first, number, i)
+      if units ~= 0 then
+        last, over = number, over - units
+        if over <= 0 then break end
+      end
+    end
+    first, n = first + n, 4 * n
+  end
+  return max(1, (last + 1) * g.width + g.keep - now)
+end
+function ring.open(g)                 -- every cell in memory: for the rare ways
+  flush_cells(g)
+  local newest = max(floor(t.now / g.width), t[g.oldest])
+  local first = t[g.oldest]
+  local stored, all = read_cells(g, first, newest - first + 1), {}
+  for number = first, newest do
+    local c = {}
+    for k = 1, g.nd do c[k] = stored[(number - first) * g.nd + k] end
+    all[number] = c
+  end
+  return all, first, newest
+end
+function ring.store(g, all, first, newest)
+  call('DEL', g.key)
+  g.cells, g.dirty, g.top = {}, {}, false
+  local size, bytes = t[g.oldest + 2], 8 * g.nd
+  for number = first, newest do call('SETRANGE', g.key, int((number % size) * bytes), packed(all[number])) end
+end
+function ring.fill(g, i, total)
+  local all, first, newest = ring.open(g)
+  for number = first, newest do all[number][g[i]] = 0 end
+  local cells = max(1, newest - first)
+  local each = floor(total / cells)
+  for number = newest - cells + 1, newest do
+    all[number] = all[number] or {}
+    all[number][g[i]] = each
+  end
+  all[newest][g[i]] = each + (total - each * cells)
+  t[SU + i] = total
+  ring.store(g, all, first, newest)
+end
 
 -- --- the meter
 
@@ -409,11 +461,21 @@ local function meter_advance(now)
 end
 local function charge(cost, most)
   if t.ease ~= 0 then t.eased = t.eased + 1 end
+  for k = 1, #logs do
+    local g = logs[k]
+    local held, number = held_at(g, t.now)
+    local dims, some = g.dims, false
+    for at = 1, #dims do
+      local i = dims[at]
+      local units = cost[i]
+      if units ~= 0 then held[at], t[SU + i], some = held[at] + units, t[SU + i] + units, true end
+    end
+    if some then stir(g, number) end
+  end
   for i = 1, nd do
-    t[LV + i] = t[LV + i] + cost[i]
-    local g = logof[i]
-    if g and cost[i] ~= 0 then add(g, t.now, i, cost[i]) end
-    if most and cal[i] == 0 then t[LV + i] = min(t[LV + i], lim[i]) end
+    local level = t[LV + i] + cost[i]
+    if most and cal[i] == 0 and level > lim[i] then level = lim[i] end
+    t[LV + i] = level
   end
 end
 local function correct(cost, actual, at, lost)
@@ -421,10 +483,23 @@ local function correct(cost, actual, at, lost)
     local delta, g = actual[i] - cost[i], logof[i]
     if delta > 0 then
       t[LV + i] = t[LV + i] + delta
-      if g then add(g, t.now, i, delta) end
-    elseif delta < 0 and at >= starts_at(i) and not (lost and cal[i] == 0) then
-      t[LV + i] = max(0, t[LV + i] + delta)
-      if g then refund(g, at, i, -delta) end
+      if g then
+        local held, number = held_at(g, t.now)
+        held[g[i]], t[SU + i] = held[g[i]] + delta, t[SU + i] + delta
+        stir(g, number)
+      end
+    elseif delta < 0 and not (lost and cal[i] == 0) and (cal[i] == 0 or at >= starts_at(i)) then
+      local level = t[LV + i] + delta
+      t[LV + i] = level > 0 and level or 0
+      local held, number
+      if g then held, number = held_at(g, at) end
+      if held then
+        if held[g[i]] + delta < 0 then delta = -held[g[i]] end
+        if delta ~= 0 then
+          held[g[i]], t[SU + i] = held[g[i]] + delta, t[SU + i] + delta
+          g.dirty[number] = true
+        end
+      end
     end
   end
 end
@@ -434,7 +509,7 @@ local function span_of(cost)
     local share = cost[i] * scales[i]
     if share > largest then largest = share end
   end
-  local span = floor(largest)
+  local span = largest - largest % 1
   if span == 0 then return rolling and 1 or 100 end
   return span
 end
@@ -461,10 +536,11 @@ local function fit_one(i, lane, units)
 end
 local function fit(lane, cost)
   if t.blocked <= t.now and not (t.ease ~= 0 and easing() > 0) then
-    local fits = true
+    local fits, depth, cap, cut = true, depths[lane + 1], caps[lane + 1], t.factor < FULL
     for i = 1, nd do
       local units, level, held = cost[i], t[LV + i], t[SU + i]
-      if (level > 0 and level + units > depths[lane + 1][i]) or (held > 0 and held + units > room(lane, i)) then fits = false end
+      if (level > 0 and level + units > depth[i]) or
+        (held > 0 and held + units > (cut and room(lane, i) or cap[i] - t[FO + i])) then fits = false end
     end
     if fits then return 0 end
   end
@@ -499,31 +575,27 @@ local function meter_read()
   return out
 end
 
--- --- lifetime: a pool that nobody uses is gone after a day; one with a budget, a day after its period
-
-local function lifetime()
-  local seconds = 86400
-  for i = 1, nd do
-    if cal[i] > 0 then seconds = max(seconds, ceil((ends_at(i) - t.now) / MICRO) + 86400) end
-  end
-  return int(seconds)
-end
-local function touch(...) for _, suffix in ipairs({...}) do call('EXPIRE', base .. suffix, lifetime()) end end
 local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':fl1', ':fl2', ':fl3', ':if', ':ls', ':gw', ':mb', ':pl', ':px'}
 
 -- --- grants
 
-local grants, complete, grants_put, grants_gone, first_hold   -- complete: no other is in flight
+local grants, complete       -- by request id; complete: no other is in flight
+local grants_put, grants_gone                -- young: their entries, and ids that `:if` still holds
+local ends                   -- where complete: order of ending -> rid, and none before `first`
+local leases = {}             -- the rare ways
+-- a grant is {order, end, at, lane, weight, span, tag, shape, epoch, tenant, cost, stored}: stored, if `:if` holds it
 local function grant_text(g)
-  return pk('<ddBBddddI2c0', g.end_, g.at, g.lane, g.weight, g.span, g.tag, g.shape, g.epoch, #g.tenant, g.tenant) .. packed(g.cost)
+  local cost, tenant = g[11], g[10]
+  return pk(format('<dddBBddddI2c0', #cost), g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], #tenant, tenant, unpack(cost))
 end
 local function grant_of(raw)
-  local end_, at, lane, weight, span, tag, shape, epoch, tenant, p = unp('<ddBBddddI2c0', raw)
+  local g = {unp('<dddBBddddI2c0', raw)}
+  local p = g[11]
   local n = (#raw - p + 1) / 8
   local cost = {unp(doubles(n), raw, p)}
   cost[n + 1] = nil
-  return {end_ = end_, at = at, lane = lane, weight = weight, span = span, tag = tag, shape = shape, epoch = epoch, tenant = tenant,
-          cost = cost, order = false}
+  g[11], g[12] = cost, true
+  return g
 end
 local function grant(rid)
   local g = grants[rid]
@@ -533,8 +605,7 @@ local function grant(rid)
   grants[rid] = g
   return g
 end
-local function fetch_grants(rids)            -- all at once: a call for each would cost more than the rest
-  if complete or t.fly == 0 or #rids < 2 then return end
+function leases.fetch(rids)            -- all at once: a call for each would cost more than the rest
   for first = 1, #rids, 1000 do
     local last = min(first + 999, #rids)
     local found = call('HMGET', base .. ':if', unpack(rids, first, last))
@@ -544,30 +615,40 @@ local function fetch_grants(rids)            -- all at once: a call for each wou
     end
   end
 end
-local function hold_grant(rid, g)           -- last in the order of ending
-  first_hold = first_hold or c.fly == 0
-  t.lseq, t.fly = t.lseq + 1, t.fly + 1
-  g.order = t.lseq
-  grants[rid], grants_put[rid], grants_gone[rid] = g, true, nil
+local function last_to_end(rid, g)
+  if complete and g[1] then ends[g[1]] = nil end
+  t.lseq = t.lseq + 1
+  g[1], grants_put[rid] = t.lseq, true
+  if complete then ends[t.lseq] = rid end
 end
-local function drop_grant(rid)
+local function hold_grant(rid, g)
+  t.fly = t.fly + 1
+  g[12] = grants_gone[rid]
+  grants[rid], grants_gone[rid] = g, nil
+  last_to_end(rid, g)
+end
+local function drop_grant(rid, g)
   t.fly = t.fly - 1
-  grants[rid], grants_put[rid], grants_gone[rid] = nil, nil, true
+  if complete then ends[g[1]] = nil end
+  if g[12] then grants_gone[rid] = true end
+  grants[rid], grants_put[rid] = nil, nil
 end
 local function flush_grants()
   if next(grants_put) then
-    local put, order = {}, {}
+    local put, order, n = {}, {}, 0
     for rid in pairs(grants_put) do
-      local g, k = grants[rid], #put
-      put[k + 1], put[k + 2] = rid, grant_text(g)
-      order[k + 1], order[k + 2] = int(g.order), rid
+      local g = grants[rid]
+      put[n + 1], put[n + 2] = rid, grant_text(g)
+      order[n + 1], order[n + 2] = int(g[1]), rid
+      n, g[12] = n + 2, true
     end
-    for k = 1, #put, 1000 do
-      local last = min(k + 999, #put)
+    for k = 1, n, 1000 do
+      local last = min(k + 999, n)
       call('HSET', base .. ':if', unpack(put, k, last))
-      call('ZADD', base .. ':ls', unpack(order, k, last))
+      if t.listed == 1 then call('ZADD', base .. ':ls', unpack(order, k, last)) end
     end
     grants_put = {}
+    touch(':if')
   end
   if next(grants_gone) then
     local gone = {}
@@ -575,37 +656,110 @@ local function flush_grants()
     for k = 1, #gone, 1000 do
       local last = min(k + 999, #gone)
       call('HDEL', base .. ':if', unpack(gone, k, last))
-      call('ZREM', base .. ':ls', unpack(gone, k, last))
+      if t.listed == 1 then call('ZREM', base .. ':ls', unpack(gone, k, last)) end
     end
     grants_gone = {}
   end
-  if first_hold then touch(':if', ':ls') end
-  first_hold = false
+  if not complete then grants = {} end
+end
+function leases.know()                    -- the grants in memory are all there are
+  local n, first = 0, t.lseq + 1
+  complete, ends = true, {}
+  for rid, g in pairs(grants) do
+    n, ends[g[1]] = n + 1, rid
+    if g[1] < first then first = g[1] end
+  end
+  ends.first, t.fly = first, n
+end
+function leases.read()
+  local all = call('HGETALL', base .. ':if')
+  for k = 1, #all, 2 do grants[all[k]] = grant_of(all[k + 1]) end
+end
+function leases.keep()                 -- few enough to be held in memory
+  flush_grants()
+  leases.read()
+  leases.know()
+  if t.listed == 1 then call('DEL', base .. ':ls') end
+  t.listed = 0
+end
+function leases.list()                 -- too many
+  flush_grants()
+  local order, n = {}, 0
+  for rid, g in pairs(grants) do
+    order[n + 1], order[n + 2] = int(g[1]), rid
+    n = n + 2
+  end
+  call('DEL', base .. ':ls')
+  for k = 1, n, 1000 do call('ZADD', base .. ':ls', unpack(order, k, min(k + 999, n))) end
+  touch(':ls')
+  t.listed, complete, grants, ends = 1, false, {}, {}
 end
 local function first_grant()                -- rid and grant that end first
   if t.fly == 0 then return nil end
+  if complete then
+    local at = ends.first
+    while not ends[at] and at < t.lseq do at = at + 1 end
+    ends.first = at
+    return ends[at], grants[ends[at]]
+  end
   flush_grants()
   local rid = call('ZRANGE', base .. ':ls', '0', '0')[1]
+  if not rid then return nil end
   return rid, grant(rid)
 end
 local function next_end(none)
   local _, g = first_grant()
-  return g and g.end_ or none
+  return g and g[2] or none
+end
+function leases.expire(now)
+  local ended = 0
+  while t.fly > 0 and ended < 1000 do
+    local rid, g = first_grant()
+    if not g or g[2] > now then return end
+    if complete then
+      drop_grant(rid, g)
+      ended = ended + 1
+    else
+      for _, one in ipairs(call('ZRANGE', base .. ':ls', '0', '99')) do
+        g = grant(one)
+        if not g or g[2] > now then break end
+        drop_grant(one, g)
+        ended = ended + 1
+      end
+    end
+  end
+end
+function leases.each(change)            -- of all, for the rare ways
+  if complete then
+    for rid, g in pairs(grants) do
+      change(g)
+      grants_put[rid] = true
+    end
+    return
+  end
+  flush_grants()
+  for _, rid in ipairs(call('ZRANGE', base .. ':ls', '0', '-1')) do
+    local g = grant(rid)
+    if g then
+      change(g)
+      call('HSET', base .. ':if', rid, grant_text(g))
+    end
+  end
+  grants = {}
 end
 
 -- --- the line
 
-local finishes, opened, finish_put
+local finishes, finish_put, on_file          -- by lane + 1; on_file: `:fl<lane>` holds something
 local function finish_of(lane, tenant)
   local f = finishes[lane + 1][tenant]
   if f == nil then
-    f = t[FIN + lane] == 1 and tonumber(call('ZSCORE', base .. ':fl' .. lane, tenant) or false) or 0
+    f = on_file[lane + 1] and tonumber(call('ZSCORE', base .. ':fl' .. lane, tenant) or false) or 0
     finishes[lane + 1][tenant] = f
   end
   return f
 end
 local function fetch_finishes(lane, tenants)  -- a set of names
-  if t[FIN + lane] == 0 then return end
   local names = {}
   for tenant in pairs(tenants) do
     if finishes[lane + 1][tenant] == nil and #names < 1000 then names[#names + 1] = tenant end
@@ -614,12 +768,12 @@ local function fetch_finishes(lane, tenants)  -- a set of names
   local found = call('ZMSCORE', base .. ':fl' .. lane, unpack(names))
   for k, tenant in ipairs(names) do finishes[lane + 1][tenant] = found[k] and tonumber(found[k]) or 0 end
 end
-local function set_finish(lane, tenant, f)
-  finishes[lane + 1][tenant], finish_put[lane + 1][tenant] = f, true
-end
 local function clear_finishes(lane)
-  finishes[lane + 1], finish_put[lane + 1], t[FIN + lane] = {}, {}, 0
-  call('DEL', base .. ':fl' .. lane)
+  if next(finishes[lane + 1]) then finishes[lane + 1] = {} end
+  if next(finish_put[lane + 1]) then finish_put[lane + 1] = {} end
+  t[FIN + lane] = 0
+  if on_file[lane + 1] then call('DEL', base .. ':fl' .. lane) end
+  on_file[lane + 1] = false
 end
 local function flush_finishes()
   for lane = 0, 3 do
@@ -630,29 +784,37 @@ local function flush_finishes()
         if f == 0 then gone[#gone + 1] = tenant else put[#put + 1] = int(f); put[#put + 1] = tenant end
       end
       for k = 1, #put, 1000 do call('ZADD', base .. ':fl' .. lane, unpack(put, k, min(k + 999, #put))) end
-      for k = 1, #gone, 1000 do call('ZREM', base .. ':fl' .. lane, unpack(gone, k, min(k + 999, #gone))) end
+      if on_file[lane + 1] then
+        for k = 1, #gone, 1000 do call('ZREM', base .. ':fl' .. lane, unpack(gone, k, min(k + 999, #gone))) end
+      end
       finish_put[lane + 1] = {}
-    end
-    if opened[lane] then
-      touch(':fl' .. lane)
-      opened[lane] = nil
+      if #put > 0 then
+        on_file[lane + 1] = true
+        touch(':fl' .. lane)
+      end
     end
   end
 end
-local function step(span, weight) return max(1, floor(span / weight)) end
+local function step(span, weight)
+  if weight == 1 then return span end          -- a span is at least 1
+  local each = span / weight
+  return each < 1 and 1 or each - each % 1
+end
 local function rebook(lane, tenant, change)
-  local virtual = t[V + lane]
+  local l, virtual = lane + 1, t[V + lane]
   if t[FIN + lane] == 0 then
     if change <= 0 then return end
-    t[FIN + lane], opened[lane] = 1, true
+    t[FIN + lane] = 1
   end
-  local finish = max(virtual, finish_of(lane, tenant)) + change
-  if finish <= virtual then
-    if finish_of(lane, tenant) ~= 0 then set_finish(lane, tenant, 0) end
-    return
+  local all = finishes[l]
+  local old = all[tenant] or finish_of(lane, tenant)
+  local finish = (old > virtual and old or virtual) + change
+  if finish > virtual then
+    all[tenant], finish_put[l][tenant] = finish, true
+    if finish > t[TOP + lane] then t[TOP + lane] = finish end
+  elseif old ~= 0 then                         -- at or before V it equals absence
+    all[tenant], finish_put[l][tenant] = 0, on_file[l] or nil
   end
-  set_finish(lane, tenant, finish)
-  if finish > t[TOP + lane] then t[TOP + lane] = finish end
 end
 local function queued(lane, tenant)         -- count and latest tag of a tenant's waiters
   local raw = call('HGET', base .. ':qt', lane .. '|' .. tenant)
@@ -667,7 +829,12 @@ local function start_tag(lane, tenant)
   local tag, now = t[V + lane], t.now
   if tag < now and t[CN + lane] == 0 then tag = now; t[V + lane] = now end
   if t[FIN + lane] == 1 then
-    if t[TOP + lane] > tag then tag = max(tag, finish_of(lane, tenant)) else clear_finishes(lane) end
+    if t[TOP + lane] > tag then
+      local finish = finish_of(lane, tenant)
+      if finish > tag then tag = finish end
+    else
+      clear_finishes(lane)
+    end
   end
   if t[CN + lane] > 0 then
     local count, last = queued(lane, tenant)
@@ -763,10 +930,14 @@ local function rest(now)
       if t[CN + lane] == 0 and t[TOP + lane] <= now then
         clear_finishes(lane)
         t[V + lane] = max(t[V + lane], now)
-      else                                   -- a finish at or before V equals absence
+      elseif on_file[lane + 1] then          -- a finish at or before V equals absence
         flush_finishes()
         finishes[lane + 1] = {}
         call('ZREMRANGEBYSCORE', base .. ':fl' .. lane, '-inf', int(t[V + lane]))
+      else
+        for tenant, f in pairs(finishes[lane + 1]) do
+          if f <= t[V + lane] then finishes[lane + 1][tenant], finish_put[lane + 1][tenant] = nil, nil end
+        end
       end
     end
   end
@@ -835,6 +1006,17 @@ local function seat(name)
   end
   return s
 end
+local function flush_seats()
+  if not next(seats_dirty) then return end
+  local put = {}
+  for name in pairs(seats_dirty) do
+    local s, n = seats[name], #put
+    put[n + 1], put[n + 2] = name, pk('<ddddd', s.seen, s.demand, s.demand_at, s.mail_seq, s.letters)
+  end
+  for k = 1, #put, 1000 do call('HSET', base .. ':gw', unpack(put, k, min(k + 999, #put))) end
+  seats_dirty = {}
+  touch(':gw')
+end
 local function letters(name)
   if not mail[name] then mail[name] = {call('HGET', base .. ':mb', name) or ''} end
   return mail[name]
@@ -869,9 +1051,10 @@ local function send(name, event)
   end
 end
 
+local read = {}
 local function go_event(rid, tag, waited)
-  local m = meter_read()
-  return pk('<BI2c0ddB', 0, #rid, rid, tag, waited, #m) .. packed(m)
+  for i = 1, nd do read[i] = logof[i] and t[SU + i] or t[LV + i] end
+  return pk(format('<BI2c0ddB', nd), 0, #rid, rid, tag, waited, nd, unpack(read, 1, nd))
 end
 local function shed_event(rid, eta, tag, full, because) return pk('<BI2c0ddBI2c0', 1, #rid, rid, eta, tag, full, #because, because) end
 local function never_event(rid, i, cost, most)
@@ -918,11 +1101,12 @@ local function eta_of(w)
   return eta
 end
 local function recharge(g, actual)
-  correct(g.cost, actual, g.at, g.epoch ~= t.epoch)
-  if g.span > 0 then
+  correct(g[11], actual, g[3], g[9] ~= t.epoch)
+  local span, weight = g[6], g[5]
+  if span > 0 then
     local used = 0
-    for i = 1, nd do if actual[i] > 0 then used = step(span_of(actual), g.weight); break end end
-    rebook(g.lane, g.tenant, used - step(g.span, g.weight))
+    for i = 1, nd do if actual[i] > 0 then used = step(span_of(actual), weight); break end end
+    rebook(g[4], g[10], used - step(span, weight))
   end
 end
 local function cancel(rid)
@@ -930,7 +1114,7 @@ local function cancel(rid)
   if w then return give_back(w) end
   local g = grant(rid)
   if g then
-    drop_grant(rid)
+    drop_grant(rid, g)
     local none = {}
     for i = 1, nd do none[i] = 0 end
     recharge(g, none)
@@ -939,7 +1123,7 @@ end
 
 local function stalled() t.trust = t.now + R.dead end
 local function restart(by)
-  t.epoch, t.version = t.epoch + 1, 0
+  t.epoch, t.version, t.touch = t.epoch + 1, 0, 0
   if by ~= 0 then
     for _, k in ipairs({'now', 'factor_at', 'cut_at', 'zero_at', 'trust', 'due', 'demand_at'}) do t[k] = t[k] + by end
     t.blocked = max(0, t.blocked + by)
@@ -947,7 +1131,7 @@ local function restart(by)
     for i = 1, nd do t[FAT + i], t[SU + i] = t[FAT + i] + by, 0 end
     for _, g in ipairs(logs) do
       call('DEL', g.key)
-      g.cells, g.dirty = {}, {}
+      g.cells, g.dirty, g.top = {}, {}, false
       t[g.oldest], t[g.oldest + 1] = floor((t.now - g.keep) / g.width), 0
     end
     flush_finishes()
@@ -973,16 +1157,12 @@ local function restart(by)
       p.tag, p.expires = p.tag + by, p.expires + by
       places.store(key, p)
     end
+    flush_seats()
     for _, name in ipairs(call('HKEYS', base .. ':gw')) do
       local s = seat(name)
       s.seen, s.demand_at, seats_dirty[name] = s.seen + by, s.demand_at + by, true
     end
-    flush_grants()
-    for _, rid in ipairs(call('ZRANGE', base .. ':ls', '0', '-1')) do
-      local g = grant(rid)
-      g.end_, g.at, g.tag = g.end_ + by, g.at + by, g.tag + by
-      call('HSET', base .. ':if', rid, grant_text(g))
-    end
+    leases.each(function(g) g[2], g[3], g[7] = g[2] + by, g[3] + by, g[7] + by end)
   end
   fill()
   stalled()
@@ -996,21 +1176,13 @@ local function advance(given_now, lost)
   if given_now < t.chores then return end
   local now = t.now
   if elapsed > floor(R.dead / 2) then stalled() end
-  local ended = 0
-  while t.fly > 0 and ended < 1000 do
-    local rid, g = first_grant()
-    if g.end_ > now then break end
-    for _, one in ipairs(call('ZRANGE', base .. ':ls', '0', '99')) do
-      if grant(one).end_ > now then break end
-      drop_grant(one)
-      ended = ended + 1
-    end
-  end
+  leases.expire(now)
   places.expire(now, 0)
   rest(now)
   if now >= t.due then
     t.due = now + floor(R.dead / 2)
     if t.seats >= 2 then
+      flush_seats()
       local names = call('HKEYS', base .. ':gw')
       table.sort(names)
       local gone = {}
@@ -1037,6 +1209,7 @@ end
 local function fresh(now)                    -- a pool that nobody knew
   for _, suffix in ipairs(ALL) do if suffix ~= ':cf' and suffix ~= ':sh' then call('DEL', base .. suffix) end end
   for _, g in ipairs(logs) do call('DEL', g.key) end
+  complete, ends = true, {first = 1}
   t = {}
   for _, name in ipairs(SCALARS) do t[name] = 0 end
   for k = 1, HEAD + 5 * nd + 3 * #logs do t[k] = 0 end
@@ -1100,12 +1273,7 @@ local function regenerate(old, new)          -- another list of dimensions: gene
   for g, held_ring in pairs(rings) do ring.store(g, unpack(held_ring)) end
   if R.queue == 1 then fill(wanted) end
   for _, w in ipairs(sorted_waiters()) do w.cost = translate(w.cost, before, after); store_waiter(w) end
-  flush_grants()
-  for _, rid in ipairs(call('ZRANGE', base .. ':ls', '0', '-1')) do
-    local g = grant(rid)
-    g.cost = translate(g.cost, before, after)
-    call('HSET', base .. ':if', rid, grant_text(g))
-  end
+  leases.each(function(g) g[11] = translate(g[11], before, after) end)
 end
 local function reconfigure(new)
   advance(c.server, false)
@@ -1113,7 +1281,7 @@ local function reconfigure(new)
   if old.shape == new.shape then
     local was = logs
     use(new)
-    for k, g in ipairs(logs) do g.cells, g.dirty = was[k].cells, was[k].dirty end
+    for k, g in ipairs(logs) do g.cells, g.dirty, g.top = was[k].cells, was[k].dirty, was[k].top end
   else
     regenerate(old, new)
   end
@@ -1139,23 +1307,128 @@ local function reconfigure(new)
   keep_shape(R)
   t.chores = 0
 end
+local young = {}
+-- kinds of young entries: 1 grant, 2 grant that ended, 3 finish, 4 seat, 5 log cell
+function young.read(raw, p)
+  if t.listed == 0 and t.fly > 0 then leases.read() end
+  while p <= #raw do
+    local kind, a, name, rest
+    kind = string.byte(raw, p)
+    if kind == 1 then
+      name, rest, p = unp('<I2c0I2c0', raw, p + 1)
+      local stored = t.listed == 1 or grants[name] ~= nil
+      grants[name] = grant_of(rest)
+      grants[name][12], grants_put[name] = stored, true
+    elseif kind == 2 then
+      name, p = unp('<I2c0', raw, p + 1)
+      grants[name], grants_gone[name] = nil, true
+    elseif kind == 3 then
+      a, name, rest, p = unp('<BI2c0d', raw, p + 1)
+      finishes[a + 1][name], finish_put[a + 1][name] = rest, true
+    elseif kind == 4 then
+      local s = {}
+      name, s.seen, s.demand, s.demand_at, s.mail_seq, s.letters, p = unp('<I2c0ddddd', raw, p + 1)
+      seats[name], seats_dirty[name] = s, true
+    else
+      a, name, p = unp('<Bd', raw, p + 1)
+      local g = logs[a]
+      local held = {unp(doubles(g.nd), raw, p)}
+      p = held[g.nd + 1]
+      held[g.nd + 1] = nil
+      g.cells[name], g.dirty[name] = held, true
+    end
+  end
+  if t.listed == 0 then leases.know() end
+end
+function young.write(out, n)            -- behind out[n]; how many there are now, and their bytes
+  local size = 0
+  for rid, text in next, grants_put do
+    if text == true then
+      local g = grants[rid]
+      local cost, tenant = g[11], g[10]
+      text = pk(format('<BI2c0I2dddBBddddI2c0', #cost), 1, #rid, rid, 60 + #tenant + 8 * #cost, g[1], g[2], g[3], g[4], g[5], g[6], g[7],
+        g[8], g[9], #tenant, tenant, unpack(cost))
+      grants_put[rid] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
+  for rid, text in next, grants_gone do
+    if text == true then
+      text = pk('<BI2c0', 2, #rid, rid)
+      grants_gone[rid] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
+  for lane = 1, 4 do
+    local put = finish_put[lane]
+    for tenant, text in next, put do
+      if text == true then
+        text = pk('<BBI2c0d', 3, lane - 1, #tenant, tenant, finishes[lane][tenant])
+        put[tenant] = text
+      end
+      n, size = n + 1, size + #text
+      out[n] = text
+    end
+  end
+  for name, text in next, seats_dirty do
+    if text == true then
+      local s = seats[name]
+      text = pk('<BI2c0ddddd', 4, #name, name, s.seen, s.demand, s.demand_at, s.mail_seq, s.letters)
+      seats_dirty[name] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
+  for index = 1, #logs do
+    local dirty, cells = logs[index].dirty, logs[index].cells
+    for number, text in next, dirty do
+      if text == true then
+        text = pk(format('<BBd', logs[index].nd), 5, index, number, unpack(cells[number]))
+        dirty[number] = text
+      end
+      n, size = n + 1, size + #text
+      out[n] = text
+    end
+  end
+  return n, size
+end
+function young.flush()
+  flush_grants()
+  flush_finishes()
+  flush_seats()
+  for _, g in ipairs(logs) do flush_cells(g) end
+end
+local NUMBERS = 8 * #SCALARS                  -- bytes before the head of the rules in force
 local function open_pool()     -- an answer where nothing may be done
-  local stored = call('MGET', base .. ':st', base .. ':cf')
   local mine, newer = sub(B, 34, 57), nil   -- revision and digest, as the batch holds them
   local k = known[base]
   if not k then
     if pools >= MOST_KNOWN then known, pools = {}, 0 end
-    k = {}
+    k = {key = base .. ':st'}
     known[base], pools = k, pools + 1
   end
-  local warm = stored[1] and stored[1] == k.raw
+  K = k
+  local stored = call('GET', k.key)
+  local warm, in_force = stored and stored == k.raw, nil
   if warm then
-    t, grants, complete, finishes, seats = k.state, k.grants, k.complete, k.finishes, k.seats
+    t, grants, complete, ends, grants_put, grants_gone = k.state, k.grants, k.complete, k.ends, k.put, k.gone
+    finishes, finish_put, on_file, seats, seats_dirty = k.finishes, k.finish_put, k.on_file, k.seats, k.seats_dirty
+    in_force = k.head
   else
-    t, grants, complete, finishes, seats = nil, {}, false, {{}, {}, {}, {}}, {}
+    t, grants, complete, ends, grants_put, grants_gone = nil, {}, false, {}, {}, {}
+    finishes, finish_put, on_file, seats, seats_dirty = {{}, {}, {}, {}}, {{}, {}, {}, {}}, {false, false, false, false}, {}, {}
+    local layout = stored and unp('<d', stored)
+    if stored and layout > LAYOUT then return pk('<Bd', 2, layout) end
+    in_force = layout == LAYOUT and sub(stored, NUMBERS + 1, NUMBERS + 24)
+    if not in_force or in_force ~= k.head then
+      local kept = call('GET', base .. ':cf')
+      local head = kept and sub(kept, 1, 24)
+      if in_force ~= head then stored, in_force = false, head end   -- an older layout, or its rules are gone: unreadable
+      if head and head ~= k.head then k.head, k.rules = head, rules(sub(kept, 25)) end
+    end
   end
-  local in_force = stored[2] and sub(stored[2], 1, 24)
-  if in_force and in_force ~= k.head then k.head, k.rules = in_force, rules(sub(stored[2], 25)) end
   if in_force == mine then
     use(k.rules, warm)
   else
@@ -1178,19 +1451,21 @@ local function open_pool()     -- an answer where nothing may be done
       end
     end
   end
-  if not stored[1] then
+  if not stored then
     fresh(c.server)
   elseif not warm then
-    local layout, n = unp('<d', stored[1]), #SCALARS
-    if layout > LAYOUT then return pk('<Bd', 2, layout) end
-    t = {unp(doubles(#stored[1] / 8 - n), stored[1], 8 * n + 1)}
-    t[#t] = nil
+    local size = HEAD + 5 * nd + 3 * #logs
+    t = {unp(doubles(size), stored, NUMBERS + 25)}
+    local p = t[size + 1]
+    t[size + 1] = nil
     t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease, t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly,
-      t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero, t.zero_at, t.touch = unp(doubles(n), stored[1])
+      t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero, t.zero_at, t.touch, t.listed =
+      unp(doubles(#SCALARS), stored)
+    for lane = 0, 3 do on_file[lane + 1] = t[FIN + lane] == 1 end
+    young.read(stored, p)
   end
   k.raw = nil                   -- until this call has ended well, nothing is known
-  c.fly = t.fly
-  if t.fly == 0 then grants, complete = {}, true end
+  if not complete and t.fly <= MOST_HELD / 2 then leases.keep() end
   if newer then reconfigure(newer) end
 end
 
@@ -1234,7 +1509,10 @@ local function amounts(p)
   v[c.snd + 1] = nil
   return c.speaks and translate(v, c.speaks, meters(R)) or v, p
 end
-local function tell(event) c.events[#c.events + 1] = event end
+local function tell(event)
+  c.told = c.told + 1
+  c.events[c.told] = event
+end
 local function signal_all()
   local now = t.now
   for _ = 1, c.n_sig do
@@ -1245,49 +1523,65 @@ local function signal_all()
     end
   end
 end
-local function settle_all()
-  local now = t.now
-  local over, rids, tenants = {}, {}, {{}, {}, {}, {}}
-  for n = 1, c.n_set do
-    local rid, outcome, after, count, actual
-    rid, outcome, after, count, c.pos = unp('<I2c0BdB', B, c.pos)
-    if count > 0 then
-      actual = {unp(doubles(count), B, c.pos)}
-      c.pos = actual[count + 1]
-      actual[count + 1] = nil
-    end
-    over[n], rids[n] = {rid, outcome, after, count, actual}, rid
+local function at_hand() return complete and not (on_file[1] or on_file[2] or on_file[3] or on_file[4]) end
+local function look_ahead(n, item)            -- what lies in keys, all at once: a call for each would cost more than the rest
+  local rids, tenants, p, lane, tenant = {}, {{}, {}, {}, {}}, c.pos, nil, nil
+  for k = 1, n do
+    p, rids[k], lane, tenant = item(p)
+    if lane then tenants[lane + 1][tenant] = true end
   end
-  fetch_grants(rids)
+  if not complete then leases.fetch(rids) end
   for _, rid in ipairs(rids) do
     local g = grant(rid)
-    if g and g.span > 0 then tenants[g.lane + 1][g.tenant] = true end
+    if g and g[6] > 0 then tenants[g[4] + 1][g[10]] = true end
   end
-  if #rids > 1 then
-    for lane = 0, 3 do fetch_finishes(lane, tenants[lane + 1]) end
+  for l = 0, 3 do
+    if on_file[l + 1] then fetch_finishes(l, tenants[l + 1]) end
   end
-  for _, done in ipairs(over) do
-    local rid, outcome, after, n, actual = unpack(done, 1, 5)
-    local g = grant(rid)
+end
+local function actual_of(g, actual, n, refused)
+  if actual and g[8] ~= R.shape then
+    local from = shape_of(g[8])
+    actual = #from == n and translate(actual, from, shape_of(R.shape), g[11]) or nil
+  elseif actual and n ~= nd then
+    actual = nil
+  end
+  if not actual then
+    actual = g[11]
+    if refused then
+      actual = {}
+      for i = 1, nd do actual[i] = texts(R)[1 + 2 * i] == 'requests' and g[11][i] or 0 end
+    end
+  end
+  return actual
+end
+local function settle_all()
+  local now, pos = t.now, c.pos
+  if c.n_set > 1 and not at_hand() then
+    look_ahead(c.n_set, function(p)
+      local rid, _, _, count, after = unp('<I2c0BdB', B, p)
+      return after + 8 * count, rid
+    end)
+  end
+  for _ = 1, c.n_set do
+    local rid, outcome, after, n, actual
+    rid, outcome, after, n, pos = unp('<I2c0BdB', B, pos)
+    if n > 0 then
+      actual = {unp(doubles(n), B, pos)}
+      pos = actual[n + 1]
+      actual[n + 1] = nil
+    end
+    local g = grants[rid] or grant(rid)
     if g then
-      drop_grant(rid)
-      local refused = outcome == 1 or outcome == 2
-      if actual and g.shape ~= R.shape then
-        local from = shape_of(g.shape)
-        actual = #from == n and translate(actual, from, shape_of(R.shape), g.cost) or nil
-      elseif actual and n ~= nd then
-        actual = nil
-      end
-      if not actual then
-        actual = g.cost
-        if refused then
-          actual = {}
-          for i = 1, nd do actual[i] = texts(R)[1 + 2 * i] == 'requests' and g.cost[i] or 0 end
+      drop_grant(rid, g)
+      local refused, cost = outcome == 1 or outcome == 2, g[11]
+      if not actual or n ~= nd or g[8] ~= R.shape then actual = actual_of(g, actual, n, refused) end
+      for i = 1, nd do
+        if actual[i] ~= cost[i] then
+          recharge(g, actual)
+          break
         end
       end
-      local same = true
-      for i = 1, nd do same = same and actual[i] == g.cost[i] end
-      if not same then recharge(g, actual) end
       if refused then
         t.blocked = max(t.blocked, now + min(max(0, after), 300 * MICRO))
         t.ease, t.eased = t.blocked, 0
@@ -1296,11 +1590,12 @@ local function settle_all()
           t.cut_at, t.factor_at = now, now
         end
       elseif R.conc > 0 then
-        local held = now - g.at
+        local held = now - g[3]
         t.hold = t.hold + (t.hold ~= 0 and floor((held - t.hold) / 16) or held)
       end
     end
   end
+  c.pos = pos
 end
 local function step_aside(w, eta)
   if w.place then
@@ -1330,8 +1625,7 @@ local function withdraw_all()
 end
 local function granted(rid, lane, tenant, weight, cost, span, tag, shape)
   charge(cost, R.mode == 1)
-  hold_grant(rid, {end_ = t.now + R.lease, at = t.now, lane = lane, weight = weight, span = span, tag = tag, shape = shape,
-                   epoch = t.epoch, tenant = tenant, cost = cost})
+  hold_grant(rid, {false, t.now + R.lease, t.now, lane, weight, span, tag, shape, t.epoch, tenant, cost, false})
 end
 local function adopt_all()
   local now = t.now
@@ -1341,16 +1635,16 @@ local function adopt_all()
     if has == 1 then cost, c.pos = amounts(c.pos) end
     local g = grant(rid)
     if g then
-      g.end_, t.lseq = now + R.lease, t.lseq + 1
-      g.order, grants_put[rid] = t.lseq, true
+      g[2] = now + R.lease
+      last_to_end(rid, g)
     elseif cost then
       local w = waiter(rid)
       if w then give_back(w) end
       if charged == 1 then charge(cost, false) end
       local span = span_of(cost)
       rebook(lane, tenant, step(span, weight))
-      hold_grant(rid, {end_ = now + R.lease, at = now, lane = lane, weight = weight, span = span, tag = t[V + lane], shape = c.spoken,
-                       epoch = charged == 1 and t.epoch or 0, tenant = tenant, cost = cost})
+      hold_grant(rid, {false, now + R.lease, now, lane, weight, span, t[V + lane], c.spoken, charged == 1 and t.epoch or 0, tenant,
+                       cost, false})
     end
   end
 end
@@ -1416,39 +1710,45 @@ local function acquire(a, left)
   granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, c.spoken)
   return go_event(a.rid, 0, 0), true
 end
-local function acquire_all()
-  local by_lane, left, rids, tenants = {{}, {}, {}, {}}, R.kmax, {}, {{}, {}, {}, {}}
-  for _ = 1, c.n_acq do
-    local rid, lane, weight, deadline_in, flags, tag, tenant, kept, at = unp('<I2c0BBdBdI2c0I2c0', B, c.pos)
-    local cost
-    cost, c.pos = amounts(at)
-    local a = {rid = rid, lane = lane, weight = weight, deadline_in = deadline_in, tag = flags % 2 == 1 and tag, tenant = tenant,
-               place = flags % 4 >= 2 and kept, ticket = flags >= 4, cost = cost}
-    local list = by_lane[a.lane + 1]
-    list[#list + 1] = a
-    rids[#rids + 1], tenants[a.lane + 1][a.tenant] = a.rid, true
-    if t.seats > 1 then c.asked = c.asked + span_of(a.cost) end
+local function acquire_all()                  -- they come in lane order
+  local left, pos, plain = R.kmax, c.pos, R.mode == 0 and R.queue == 1
+  if c.n_acq > 1 and not at_hand() then
+    look_ahead(c.n_acq, function(p)
+      local rid, lane, _, _, _, _, tenant, _, after = unp('<I2c0BBdBdI2c0I2c0', B, p)
+      return after + 8 * c.snd, rid, lane, tenant
+    end)
   end
-  fetch_grants(rids)
-  for lane = 0, 3 do
-    if #by_lane[lane + 1] > 1 then fetch_finishes(lane, tenants[lane + 1]) end
-    for _, a in ipairs(by_lane[lane + 1]) do
-      local g = grant(a.rid)
-      local w = not g and waiter(a.rid)
-      if g then
-        tell(go_event(a.rid, g.tag, 0))
-      elseif w then
-        if w.gateway ~= c.gw then
-          w.gateway = c.gw
-          store_waiter(w)
-        end
-      else
-        local event, took = acquire(a, left)
-        if took then left = left - 1 end
-        if event then tell(event) end
+  for _ = 1, c.n_acq do
+    local rid, lane, weight, deadline_in, flags, tag, tenant, kept, cost
+    rid, lane, weight, deadline_in, flags, tag, tenant, kept, pos = unp('<I2c0BBdBdI2c0I2c0', B, pos)
+    cost, pos = amounts(pos)
+    if t.seats > 1 then c.asked = c.asked + span_of(cost) end
+    local g = grants[rid] or grant(rid)
+    local w = not g and t.waiting > 0 and waiter(rid)
+    if g then
+      tell(go_event(rid, g[7], 0))
+    elseif w then
+      if w.gateway ~= c.gw then
+        w.gateway = c.gw
+        store_waiter(w)
       end
+    elseif plain and t.waiting == 0 and t.places == 0 and lane > 0 and left > 0 and flags % 2 == 0 and not never(lane, cost)
+      and wait_of(lane, cost) == 0 then       -- `enter` would do the same, step by step
+      local span, start = span_of(cost), start_tag(lane, tenant)
+      t.seq = t.seq + 1
+      rebook(lane, tenant, step(span, weight))
+      if start > t[V + lane] then t[V + lane] = start end
+      granted(rid, lane, tenant, weight, cost, span, start, c.spoken)
+      tell(go_event(rid, start, 0))
+      left = left - 1
+    else
+      local event, took = acquire({rid = rid, lane = lane, weight = weight, deadline_in = deadline_in, tag = flags % 2 == 1 and tag,
+        tenant = tenant, place = flags % 4 >= 2 and kept, ticket = flags >= 4, cost = cost}, left)
+      if took then left = left - 1 end
+      if event then tell(event) end
     end
   end
+  c.pos = pos
 end
 
 -- --- pump
@@ -1518,10 +1818,6 @@ local function answer()
   t.version = t.version + 1
 
   local letters_now = c.me.letters > 0 and concat(letters(c.gw)) or ''
-  for name in pairs(seats_dirty) do
-    local s = seats[name]
-    call('HSET', base .. ':gw', name, pk('<ddddd', s.seen, s.demand, s.demand_at, s.mail_seq, s.letters))
-  end
   for name, box in pairs(mail) do
     if box.dirty then
       local all = concat(box)
@@ -1533,34 +1829,52 @@ local function answer()
       end
     end
   end
-  flush_grants()
-  flush_finishes()
-  for _, g in ipairs(logs) do flush_cells(g) end
-  if now >= t.touch then
+  if complete and t.fly > MOST_HELD then leases.list() end
+  local out = {'', K.head, ''}
+  local n, size = young.write(out, 3)
+  local forget_all = t.version % 4096 == 0
+  if n > MOST_YOUNG + 3 or size > 8192 or forget_all then
+    young.flush()
+    out = {'', K.head, ''}
+  end
+  local touched = now >= t.touch
+  if touched then
     t.touch = now + 60 * MICRO
     touch(unpack(ALL))
     for _, g in ipairs(logs) do call('EXPIRE', g.key, lifetime()) end
   end
-  local raw = pk(doubles(#SCALARS), t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease,
+  out[1] = pk(doubles(#SCALARS), t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease,
     t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly, t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero,
-    t.zero_at, t.touch) .. packed(t)
-  call('SET', base .. ':st', raw, 'EX', lifetime())
-  local k = known[base]
-  k.raw, k.state, k.grants, k.complete, k.finishes, k.seats = raw, t, grants, complete, finishes, seats
-  if t.fly > MOST_HELD then k.grants, k.complete = {}, false end
-  if t.version % 4096 == 0 then k.finishes, k.seats = {{}, {}, {}, {}}, {} end
+    t.zero_at, t.touch, t.listed)
+  out[3] = packed(t)
+  local raw, k = concat(out), K
+  if touched then
+    call('SET', k.key, raw, 'EX', lifetime())
+  else
+    call('SET', k.key, raw, 'KEEPTTL')
+  end
+  k.raw, k.state, k.grants, k.complete, k.ends, k.put, k.gone = raw, t, grants, complete, ends, grants_put, grants_gone
+  k.finishes, k.finish_put, k.on_file, k.seats, k.seats_dirty = finishes, finish_put, on_file, seats, seats_dirty
+  if forget_all then k.finishes, k.seats = {{}, {}, {}, {}}, {} end
   for _, name in ipairs(nudged) do call('PUBLISH', c.channel .. name, base) end
 
-  local view = {t.fly, t.factor, t.blocked, t.shadow, t[CN], t[CN + 1], t[CN + 2], t[CN + 3], t[BL], t[BL + 1], t[BL + 2], t[BL + 3]}
-  local used = meter_read()
-  for i = 1, nd do view[12 + i], view[12 + nd + i], view[12 + 2 * nd + i] = t[LV + i], used[i], t[FO + i] end
-  local names = {}
-  for k, name in ipairs(nudged) do names[k] = pk('<I2c0', #name, name) end
-  local own_events = concat(c.events)
+  local view, k, n = {t.fly, t.factor, t.blocked, t.shadow}, 4, t.waiting > 0 and 1 or 0
+  if n == 1 then
+    for lane = 0, 3 do view[5 + lane], view[9 + lane] = t[CN + lane], t[BL + lane] end
+    k = 12
+  end
+  for i = 1, nd do
+    view[k + i], view[k + nd + i], view[k + 2 * nd + i] = t[LV + i], logof[i] and t[SU + i] or t[LV + i], t[FO + i]
+  end
+  k = k + 3 * nd
+  local names = ''
+  for _, name in ipairs(nudged) do names = names .. pk('<I2c0', #name, name) end
+  local own_events = c.told == 1 and c.events[1] or concat(c.events)
   local rules_now = c.differs and (call('GET', base .. ':cf') or '') or ''
-  return pk('<BdddddBdBBI2c0I2c0HB', 0, now, t.epoch, t.version, c.me.mail_seq, c.wake, c.rejoin, share, c.conflict, c.differs and 1 or 0,
-    #c.owner, c.owner, #c.blocked_by, c.blocked_by, #nudged, nd) .. concat(names) .. packed(view)
-    .. pk('<I4c0I4c0I4c0', #own_events, own_events, #letters_now, letters_now, #rules_now, rules_now)
+  view[k + 1], view[k + 2], view[k + 3], view[k + 4], view[k + 5], view[k + 6], view[k + 7], view[k + 8] =
+    #names, names, #own_events, own_events, #letters_now, letters_now, #rules_now, rules_now
+  return pk(format('<BdddddBdBBI2c0I2c0HBB', k, 'I4c0I4c0I4c0I4c0'), 0, now, t.epoch, t.version, c.me.mail_seq, c.wake, c.rejoin, share,
+    c.conflict, c.differs and 1 or 0, #c.owner, c.owner, #c.blocked_by, c.blocked_by, #nudged, nd, n, unpack(view, 1, k + 8))
 end
 
 local function admit(keys, args)
@@ -1569,11 +1883,9 @@ local function admit(keys, args)
     unp, pk, sub, rep = struct.unpack, struct.pack, string.sub, string.rep
   end
   base, B, reason = keys[1], args[1], -1
-  c = {rules = args[2], channel = args[3], differs = false, conflict = 0, rejoin = 0, events = {}, asked = 0, wake = 0, owner = '',
-       blocked_by = '', me = false, spoken = 0, speaks = false, fly = 0, server = 0, seen_epoch = 0, seen_version = 0, ack = 0, cold = 0,
-       revision = 0, digest = '', gw = '', snd = 0, n_sig = 0, n_set = 0, n_can = 0, n_late = 0, n_ado = 0, n_acq = 0, pos = 0}
-  grants_put, grants_gone, first_hold, shapes, waiters = {}, {}, false, {}, {}
-  finish_put, opened, seats_dirty, mail, nudged, nudge = {{}, {}, {}, {}}, {}, {}, {}, {}, {}
+  c.rules, c.channel, c.differs, c.speaks, c.conflict, c.rejoin, c.events, c.told = args[2], args[3], false, false, 0, 0, {}, 0
+  c.asked, c.wake, c.owner, c.blocked_by = 0, 0, '', ''
+  shapes, waiters, mail, nudged, nudge = {}, {}, {}, {}, {}
   c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.revision, c.digest, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
     c.n_acq, c.pos = unp('<ddddBdc16I2c0BHHHHHH', B)
   if c.server == 0 then

@@ -11,6 +11,7 @@ Nothing here decides; `shared.py` holds the pools. Addresses:
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,24 +22,36 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from gateway.admission.script import library
+from gateway.admission import script
+from gateway.admission.pipe import CLOSED, Pipe, StoreError, command
 from gateway.errors import StoreUnavailable
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Sequence
 
+    from gateway.admission.pipe import Told
     from gateway.units import Micros
+
+    Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 OLDEST = 7
 """Functions came with Redis 7; every Valkey has them."""
 
 CONNECT_S = 1.0
 MOST_CONNECTIONS = 32
-"""Pools that are asked at the same instant; one more waits for a free connection."""
+"""For everything but batches, which share one; one more waits for a free connection."""
+
+MOST_HEADS = 20_000
+"""Pools whose beginning of a command is remembered; beyond it all are made anew."""
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster",
            "rediss+cluster")  # fmt: skip
+
+NOT_LOADED = "function not found"
+
+MOVED_ON = ("READONLY", "MASTERDOWN", "LOADING")
+"""Such a server is not, or not yet, the one to ask: the next connection may reach another."""
 
 FAULTS: tuple[type[Exception], ...] = (exceptions.RedisError, OSError, TimeoutError)
 """What a store that does not answer looks like."""
@@ -107,15 +120,35 @@ def parse(url: str) -> Address:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """Amounts to be added to what the fleet keeps under a key.
+
+    Attributes:
+        key: Whole, prefix included.
+        anew: What it held before is void.
+        amounts: May be negative.
+        ttl_s: Seconds after which a key that nobody added to is gone.
+    """
+
+    key: str
+    anew: bool
+    amounts: tuple[int, ...]
+    ttl_s: int
+
+
 class RedisLink:
     """Connections to one shared store. See `shared.Link` for what its users rely on."""
 
-    def __init__(self, url: str, *, timeout: Micros) -> None:
+    def __init__(
+        self, url: str, *, timeout: Micros, library: tuple[str, bytes] | None = None
+    ) -> None:
         """Nothing is connected yet.
 
         Args:
             url: Where; see the module.
             timeout: An answer that takes longer is none.
+            library: Name and source of the function that batches call, the pool's by default.
         """
         self.address = parse(url)
         self._options: dict[str, Any] = {
@@ -129,10 +162,13 @@ class RedisLink:
         self._sentinel: Sentinel | None = None
         self._client = self._connect()
         self._pool = None if self.address.kind == "cluster" else self._client.connection_pool
-        self._idle: list[Any] = []
+        self._spawn: Spawn | None = None
+        self._pipe: Pipe | None = None
+        self._opening = False
+        self._backlog: list[tuple[bytes, Told]] = []
         self._closed = False
-        self._under_way = 0
-        self._name, self._source = library()
+        self._heads: dict[str, bytes] = {}
+        self._name, self._source = library or script.library()
 
     def _connect(self) -> Any:  # noqa: ANN401 - three unrelated client classes with one surface
         at, options = self.address, dict(self._options)
@@ -152,55 +188,142 @@ class RedisLink:
             retry=Retry(NoBackoff(), 1),  # one more try follows a slot that has moved
         )  # fmt: skip
 
+    # --- batches
+
+    def start(self, spawn: Spawn | None) -> None:
+        """Connections are opened by tasks that `spawn` owns; None: none are any more."""
+        self._spawn = spawn
+
+    def send(self, base: str, batch: bytes, rules: bytes, channel: str, told: Told) -> None:
+        """The pool's function runs once.
+
+        Args:
+            base: Of the pool's keys.
+            batch: What to do.
+            rules: Of the pool, or nothing.
+            channel: Prefix of the nudges.
+            told: Called once, later, with the answer, or with one of `FAULTS`: then it may have run
+                or not.
+        """
+        if self._pool is None:
+            self._do(self._slowly(base, batch, rules, channel, told), told)
+            return
+        name = channel.encode()
+        raw = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            self._heads.get(base) or self._head(base), len(batch), batch, len(rules), rules,
+            len(name), name,
+        )  # fmt: skip
+        heard = _Heard(self, raw, told)
+        pipe = self._pipe
+        if pipe is not None and pipe.open:
+            pipe.send(raw, heard)
+            return
+        self._backlog.append((raw, heard))
+        if not self._opening:
+            self._do(self._open(), told)
+
+    def give_up(self, error: Exception) -> None:
+        """The connection is closed; whatever waits for an answer has this error instead."""
+        backlog, self._backlog = self._backlog, []
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close(error)
+        for _, told in backlog:
+            told(error)
+
     async def call(self, base: str, batch: bytes, rules: bytes, channel: str) -> bytes:
-        """The pool's function has run once; its answer.
+        """As `send`, awaited; for those who send one after the other.
 
         Raises:
             Any of `FAULTS`: It may have run or not.
         """
-        try:
-            return await self._run(base, batch, rules, channel)
-        except exceptions.ResponseError as error:
-            if "function not found" not in str(error).lower():
-                raise
-        await self._load()
-        return await self._run(base, batch, rules, channel)
+        if self._pool is not None and (self._pipe is None or not self._pipe.open):
+            await self._open()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def _run(self, base: str, batch: bytes, rules: bytes, channel: str) -> bytes:
-        command = ("FCALL", self._name, 1, base, batch, rules, channel)
-        answer: bytes
-        if self._pool is None or self._under_way >= MOST_CONNECTIONS:
-            answer = await self._client.execute_command(*command)
-            return answer
-        # Half of what the client's own way costs goes into looking at a pooled connection before
-        # use. Ours says by itself that it is gone, and the batch is sent again.
-        connection = self._idle.pop() if self._idle else self._pool.make_connection()
-        self._under_way += 1
-        try:
-            if not connection.is_connected:
-                await connection.connect()
-            await connection.send_command(*command, check_health=False)
-            answer = await connection.read_response()
-        except exceptions.ResponseError:
-            await self._keep(connection)  # the server spoke: the connection is well
-            raise
-        except BaseException:
-            gone, self._idle = [connection, *self._idle], []  # what idled beside it is no better
-            for one in gone:
-                await one.disconnect(nowait=True)
-            raise
+        def told(reply: bytes | Exception) -> None:
+            if answer.done():
+                return
+            if isinstance(reply, Exception):
+                answer.set_exception(reply)
+            else:
+                answer.set_result(reply)
+
+        if self._pool is None:
+            await self._slowly(base, batch, rules, channel, told)
         else:
-            await self._keep(connection)
+            self.send(base, batch, rules, channel, told)
+        return await answer
+
+    def teach(self, raw: bytes, loaded: Told, told: Told) -> None:
+        """The server lost the function (a restart, a failover): load it, then ask again."""
+        pipe = self._pipe
+        if pipe is None or not pipe.open:
+            told(ConnectionError(CLOSED))
+            return
+        pipe.send(command(b"FUNCTION", b"LOAD", self._source), loaded)
+        pipe.send(raw, told)
+
+    def _do(self, work: Coroutine[Any, Any, None], told: Told) -> None:
+        """That work is done by a task, or `told` hears that there will be no answer."""
+        if self._spawn is not None and not self._closed:
+            self._spawn(work)
+            return
+        work.close()
+        self._backlog.clear()
+        asyncio.get_running_loop().call_soon(told, ConnectionError(CLOSED))
+
+    def _head(self, base: str) -> bytes:
+        """How every call of that pool begins."""
+        if len(self._heads) >= MOST_HEADS:
+            self._heads.clear()
+        words = command(b"FCALL", self._name.encode(), b"1", base.encode("utf-8", "surrogatepass"))
+        head = self._heads[base] = b"*7" + words[2:]
+        return head
+
+    async def _open(self) -> None:
+        """A connection for batches stands, and what waited for it has left; or has failed."""
+        assert self._pool is not None  # noqa: S101 - the caller looked
+        self._opening = True
+        failure: Exception = ConnectionError(CLOSED)
+        pipe: Pipe | None = None
+        try:
+            connection = self._pool.make_connection()
+            await connection.connect()
+            # redis-py has greeted the server; it keeps nothing of the connection but its options.
+            writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001 - it has no other door
+            connection._reader = connection._writer = None  # noqa: SLF001
+            pipe = self._pipe = Pipe(writer)
+            if self._closed:
+                pipe.close(failure)
+        except FAULTS as error:
+            failure = error
         finally:
-            self._under_way -= 1
-        return answer
+            self._opening = False
+        backlog, self._backlog = self._backlog, []
+        for raw, told in backlog:
+            if pipe is not None and pipe.open:
+                pipe.send(raw, told)
+            else:
+                told(failure)
 
-    async def _keep(self, connection: Any) -> None:  # noqa: ANN401 - the client's class
-        """For the next batch; an answer that comes after the end leaves nothing open."""
-        if self._closed:
-            await connection.disconnect(nowait=True)
+    async def _slowly(
+        self, base: str, batch: bytes, rules: bytes, channel: str, told: Told
+    ) -> None:
+        """Through the client of a cluster, which knows where the pool's slot lies."""
+        words = ("FCALL", self._name, 1, base, batch, rules, channel)
+        try:
+            try:
+                answer = await self._client.execute_command(*words)
+            except exceptions.ResponseError as error:
+                if NOT_LOADED not in str(error).lower():
+                    raise
+                await self._load()
+                answer = await self._client.execute_command(*words)
+        except FAULTS as error:
+            told(error)
         else:
-            self._idle.append(connection)
+            told(answer)
 
     async def _load(self) -> None:
         try:
@@ -282,16 +405,67 @@ class RedisLink:
         await self._client.hset(key, field, value)
         await self._client.expire(key, ttl_s)
 
+    async def add(self, additions: Sequence[Addition]) -> list[tuple[int, ...]]:
+        """The sums after each addition, in one exchange with the store.
+
+        Raises:
+            Any of `FAULTS`: They may have been added or not.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for one in additions:
+            if one.anew:
+                pipeline.delete(one.key)
+            for at, amount in enumerate(one.amounts):
+                pipeline.hincrby(one.key, str(at), amount)
+            pipeline.expire(one.key, one.ttl_s)
+        answers = iter(await pipeline.execute())
+        sums = []
+        for one in additions:
+            if one.anew:
+                next(answers)
+            sums.append(tuple([int(next(answers)) for _ in one.amounts]))
+            next(answers)
+        return sums
+
     async def close(self) -> None:
         """No connection is left."""
         self._closed = True
-        idle, self._idle = self._idle, []
-        for one in idle:
-            await one.disconnect()
+        self.give_up(ConnectionError(CLOSED))
         await self._client.aclose()
         if self._sentinel is not None:
             for one in self._sentinel.sentinels:
                 await one.aclose()
+
+
+class _Heard:
+    """What becomes of a batch: its answer, unless the server must be taught the function first."""
+
+    __slots__ = ("_link", "_raw", "_taught", "_told", "_why")
+
+    def __init__(self, link: RedisLink, raw: bytes, told: Told) -> None:
+        self._link = link
+        self._raw = raw
+        self._told = told
+        self._taught = False
+        self._why: StoreError | None = None
+
+    def __call__(self, reply: bytes | Exception) -> None:
+        if not isinstance(reply, StoreError):
+            self._told(reply)
+        elif NOT_LOADED not in str(reply).lower():
+            self._told(reply)
+            if str(reply).startswith(MOVED_ON):
+                self._link.give_up(reply)
+        elif self._taught:
+            self._told(self._why or reply)
+        else:
+            self._taught = True
+            self._link.teach(self._raw, self._loaded, self)
+
+    def _loaded(self, reply: bytes | Exception) -> None:
+        """Somebody else may have been faster; any other error says more than that it is missing."""
+        if isinstance(reply, StoreError) and "already exists" not in str(reply):
+            self._why = reply
 
 
 def _one(info: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
+from operator import attrgetter
 from struct import Struct, pack, unpack_from
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +47,7 @@ LONGEST_TEXT = 65_535
 _HEAD = Struct("<ddddBd16s")
 _COUNTS = Struct("<BHHHHHH")
 _ANSWER = Struct("<BdddddBdBB")
+_NOBODY = (0,) * (2 * LANES)
 _MODES = {"enforce": 0, "shadow": 1, "off": 2}
 _CALENDARS = {"": 0, "day": 1, "month": 2}
 _OUTCOMES = {Outcome.SERVED: 0, Outcome.QUOTA: 1, Outcome.RAMP: 2, Outcome.FAILED: 3}
@@ -203,12 +205,20 @@ def pack_batch(batch: Batch, rules: Rules, *, now: Micros = 0) -> bytes:
         has = lease.cost is not None
         parts.append(_text(lease.rid) + pack("<BBBB", has, lease.charge, lease.lane, lease.weight))
         parts.append(_text(lease.tenant) + _vector(lease.cost or ()))
-    for ask in batch.acquires:
+    for ask in _by_lane(batch.acquires):
         flags = (ask.tag is not None) + 2 * (ask.place_key is not None) + 4 * ask.ticket
         parts.append(_text(ask.rid))
         parts.append(pack("<BBdBd", ask.lane, ask.weight, ask.deadline_in, flags, ask.tag or 0))
         parts.append(_text(ask.tenant) + _text(ask.place_key or "") + _vector(ask.cost))
     return b"".join(parts)
+
+
+def _by_lane(asks: Sequence[Ask]) -> Sequence[Ask]:
+    """Most urgent lane first, else as they came: the script takes them one after the other."""
+    return sorted(asks, key=_lane) if len(asks) > 1 else asks
+
+
+_lane = attrgetter("lane")
 
 
 class _Reader:
@@ -278,11 +288,14 @@ def _unpack(raw: bytes) -> Answer:
     _, now, epoch, version, mail_seq, wake, rejoin, share, conflict, differs = head
     read = _Reader(raw, _ANSWER.size)
     owner, blocked_by = read.text(), read.text()
-    nudges, size = unpack_from("<HB", raw, read.at)
-    read.at += 3
-    nudged = [read.text() for _ in range(nudges)]
-    numbers = read.ints(4 + 2 * LANES + 3 * size)
-    own, mail, rules = _Reader(read.block()), _Reader(read.block()), read.block()
+    nudges, size, line = unpack_from("<HBB", raw, read.at)
+    read.at += 4
+    numbers = read.ints(4 + 2 * LANES * line + 3 * size)
+    if not line:
+        numbers = numbers[:4] + _NOBODY + numbers[4:]
+    names, own, mail = _Reader(read.block()), _Reader(read.block()), _Reader(read.block())
+    nudged = [names.text() for _ in range(nudges)]
+    rules = read.block()
     events = []
     while own.at < len(own.raw):
         events.append(own.event())

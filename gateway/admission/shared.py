@@ -1,7 +1,8 @@
 """SharedStore: `PoolStore` over pools that many processes share (`admission.md` §5).
 
-`remote.py` decides, this file moves: a task per pool while a batch is under way, one alarm per pool
-while something is due, futures for who waits. An idle store has neither tasks nor timers; what
+`remote.py` decides, this file moves: one alarm per pool while something is due, futures for who
+waits, one watch over everything under way. No task stands between: a batch leaves when the loop has
+done what it is at, and its answer is taken in where it arrives. An idle store has no timers; what
 arrives in one turn of the loop leaves in one batch.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.admission.core import Admit, Shed
 from gateway.admission.local import LOOKED_AT, MAX_POOLS, RESTART, Wait
@@ -22,15 +23,16 @@ from gateway.admission.packing import (
     unpack_answer,
 )
 from gateway.admission.remote import TIMEOUT, FailMode, RemotePool
-from gateway.admission.store import DimensionView, LaneView, PoolView
+from gateway.admission.view import view_of
 from gateway.clock import Expiry
 from gateway.units import MINUTE, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from gateway.admission.core import Ask, Dimension, Outcome, PoolSpec, Verdict
     from gateway.admission.packing import Answer, Batch
+    from gateway.admission.store import PoolView
     from gateway.clock import Clock, Timer
     from gateway.units import Micros
 
@@ -46,8 +48,23 @@ LAST_WORDS: Micros = 1_000_000
 class Link(Protocol):
     """What the store needs of the network; `fleet.RedisLink` is the one that ships."""
 
-    async def call(self, base: str, batch: bytes, rules: bytes, channel: str) -> bytes:
-        """One run of the pool's function."""
+    def start(self, spawn: Callable[[Coroutine[Any, Any, None]], object] | None) -> None:
+        """Who owns the link's tasks; None: it has none any more."""
+        ...
+
+    def send(
+        self,
+        base: str,
+        batch: bytes,
+        rules: bytes,
+        channel: str,
+        told: Callable[[bytes | Exception], None],
+    ) -> None:
+        """One run of the pool's function; `told` is called once, and never before this returns."""
+        ...
+
+    def give_up(self, error: Exception) -> None:
+        """Whatever is under way has failed with that error."""
         ...
 
     async def listen(
@@ -89,6 +106,25 @@ class _Pool:
         self.timer: Timer | None = None
         self.busy = False
         self.warned = ""
+
+
+class _Exchange:
+    """A batch under way."""
+
+    __slots__ = ("batch", "body", "over", "pool", "rules", "sent", "store")
+
+    def __init__(self, store: SharedStore, pool: _Pool, batch: Batch, sent: Micros) -> None:
+        self.store = store
+        self.pool = pool
+        self.batch = batch
+        self.sent = sent
+        self.rules = pool.rules
+        self.body = pool.rules.body if pool.send_rules else b""
+        self.over: Callable[[], None] | None = None
+
+    def told(self, reply: bytes | Exception) -> None:
+        """Its answer has come, or the reason why there is none."""
+        self.store.told(self, reply)
 
 
 class SharedStore:
@@ -145,6 +181,9 @@ class SharedStore:
         self._closed = False
         self._away = 0
         self._forgotten_calls = 0
+        self._channel = f"{prefix}nudge:"
+        self._under_way: dict[_Exchange, None] = {}
+        self._watch: Timer | None = None
 
     # --- the protocol
 
@@ -226,7 +265,7 @@ class SharedStore:
         held = self._pools.get(pool)
         if held is None or held.remote.standing is None:
             return None
-        return _view(held, self._clock.now())
+        return view_of(held.remote, self._clock.now())
 
     def standing(self, pool: str) -> Sequence[tuple[Dimension, int]]:
         """Each dimension of a pool with what of it is used; see `view`."""
@@ -259,13 +298,14 @@ class SharedStore:
         """Send and hear, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            self._link.start(tasks.create_task)
             try:
                 for pool in self._pools.values():
                     self._stir(pool)
                 while True:
                     try:
                         await self._link.listen(
-                            (f"{self._prefix}nudge:{self.gateway}", self.news), self._heard,
+                            (f"{self._channel}{self.gateway}", self.news), self._heard,
                             on_ready or (lambda: None),
                         )  # fmt: skip
                     except self._faults as error:
@@ -273,6 +313,7 @@ class SharedStore:
                     await self._clock.sleep(LISTEN_AGAIN_S)
             finally:
                 self._tasks = None
+                self._link.start(None)
 
     async def close(self) -> None:
         """Waiters get a soft `Shed`; settlements have a moment to reach the store."""
@@ -293,7 +334,9 @@ class SharedStore:
     async def _last(self, pool: _Pool) -> None:
         batch = None if pool.busy else pool.remote.next(self._clock.now())
         if batch is not None:
-            await self._once(pool, batch)
+            over = asyncio.Event()
+            self._send(pool, batch, over.set)
+            await over.wait()
 
     # --- pools
 
@@ -364,7 +407,7 @@ class SharedStore:
         due = pool.remote.alarm(now)
         if due is not None and due <= now:
             pool.busy = True
-            self._tasks.create_task(self._exchange(pool))
+            asyncio.get_running_loop().call_soon(self._leave, pool)
         else:
             self._arm(pool, due)
 
@@ -380,47 +423,89 @@ class SharedStore:
         pool.timer = None
         self._stir(pool)
 
-    async def _exchange(self, pool: _Pool) -> None:
-        """Batches go and answers come until nothing is due."""
-        try:
-            while (batch := pool.remote.next(self._clock.now())) is not None:
-                self._tell(pool)
-                await self._once(pool, batch)
-        finally:
-            pool.busy = False
+    def _leave(self, pool: _Pool) -> None:
+        """The next batch goes if one is due; else the pool rests until its alarm."""
+        now = self._clock.now()
+        running = self._tasks is not None and not self._closed
+        batch = pool.remote.next(now) if running else None
         self._tell(pool)
-        self._stir_later(pool)
-
-    def _stir_later(self, pool: _Pool) -> None:
-        """After an exchange that found nothing due: only the alarm is left to set."""
-        if self._tasks is not None and not self._closed:
-            now = self._clock.now()
+        if batch is not None:
+            self._send(pool, batch)
+            return
+        pool.busy = False
+        if running:
             due = pool.remote.alarm(now)
             self._arm(pool, None if due is None else max(due, now + 1))
 
-    async def _once(self, pool: _Pool, batch: Batch) -> None:
-        """One batch: answered, or failed and to be sent again."""
-        was_away = pool.remote.away
+    def _send(self, pool: _Pool, batch: Batch, over: Callable[[], None] | None = None) -> None:
+        """The batch is under way; `over` is called when it is no more."""
+        exchange = _Exchange(self, pool, batch, self._clock.now())
+        exchange.over = over
+        self._under_way[exchange] = None
+        if self._watch is None:
+            self._watch = self._clock.after(TIMEOUT, self._look)
+        self._pass_on(exchange)
+
+    def _pass_on(self, exchange: _Exchange) -> None:
+        """The exchange's batch is with the link."""
         try:
-            with Expiry(self._clock, TIMEOUT):
-                answer = await self._ask(pool, batch)
+            raw = pack_batch(exchange.batch, exchange.rules)
+        except ValueError as error:
+            asyncio.get_running_loop().call_soon(exchange.told, error)
+            return
+        base = exchange.pool.base
+        self._link.send(base, raw, exchange.body, self._channel, exchange.told)
+
+    def _look(self) -> None:
+        """What has no answer in time has failed."""
+        self._watch = None
+        late = self._clock.now() - TIMEOUT
+        if any(exchange.sent <= late for exchange in self._under_way):
+            error = TimeoutError(f"no answer within {TIMEOUT // 1000} ms")
+            self._link.give_up(error)
+            for exchange in [one for one in self._under_way if one.sent <= late]:
+                self.told(exchange, error)
+        first = next(iter(self._under_way), None)
+        if first is not None and self._watch is None:
+            self._watch = self._clock.after(first.sent - late, self._look)
+
+    def told(self, exchange: _Exchange, reply: bytes | Exception) -> None:
+        """What came back of an exchange. Only the first word counts."""
+        if exchange not in self._under_way:
+            return
+        pool = exchange.pool
+        remote, was_away = pool.remote, pool.remote.away
+        try:
+            answer = self._read(exchange, reply)
         except self._faults as error:
             self._warn(pool, f"{type(error).__name__}: {error}")
-            pool.remote.failed(self._clock.now())
+            remote.failed(self._clock.now())
         else:
-            pool.remote.answered(self._clock.now(), answer)
-            if not pool.remote.away:
+            if answer is None:
+                return
+            remote.answered(self._clock.now(), answer)
+            if not remote.away:
                 pool.warned = ""
-        self._count_away(was_away, pool.remote.away)
-        self._tell(pool)
+        del self._under_way[exchange]
+        self._count_away(was_away, remote.away)
+        if exchange.over is not None:
+            self._tell(pool)
+            exchange.over()
+        else:
+            self._leave(pool)
 
-    async def _ask(self, pool: _Pool, batch: Batch) -> Answer:
-        rules, channel = pool.rules, f"{self._prefix}nudge:"
-        raw = pack_batch(batch, rules)
-        body = rules.body if pool.send_rules else b""
-        answer = unpack_answer(await self._link.call(pool.base, raw, body, channel))
+    def _read(self, exchange: _Exchange, reply: bytes | Exception) -> Answer | None:
+        """The answer; None if the same batch had to be sent again, with its rules."""
+        if isinstance(reply, Exception):
+            raise reply
+        pool, rules = exchange.pool, exchange.rules
+        answer = unpack_answer(reply)
         if answer.status == NEEDS_RULES:
-            answer = unpack_answer(await self._link.call(pool.base, raw, rules.body, channel))
+            if exchange.body:
+                raise ValueError("the pool asks for rules that it was given")
+            exchange.body = rules.body
+            self._pass_on(exchange)
+            return None
         if answer.status == NEWER_LAYOUT:
             raise ValueError("a newer release of Tidegate owns this pool's state: upgrade this one")
         if answer.conflict:
@@ -471,50 +556,3 @@ class SharedStore:
                 wait.timer.cancel()
         pool.remote.cancel(self._clock.now(), rid)
         self._stir(pool)
-
-
-def _view(pool: _Pool, now: Micros) -> PoolView:
-    """The pool as status shows it."""
-    remote, spec = pool.remote, pool.spec
-    stands = remote.standing
-    assert stands is not None  # noqa: S101 - the caller looked
-    passed = max(0, now - remote.told)
-    fits = len(stands.used) == len(spec.dimensions)
-
-    def level(i: int, dim: Dimension) -> int:
-        units = stands.level[i]
-        return units if dim.calendar else max(0, units - dim.limit * passed // dim.window)
-
-    def used(i: int, dim: Dimension) -> int:
-        if not any(dim.cap):
-            return level(i, dim)
-        return stands.used[i] if passed < dim.window else 0
-
-    return PoolView(
-        name=spec.name,
-        now=now,
-        in_flight=stands.in_flight,
-        concurrency=spec.concurrency,
-        factor_ppm=stands.factor_ppm,
-        blocked_for=max(0, stands.blocked_until - (remote.server_now(now))),
-        lanes=tuple(
-            LaneView(waiting=count, backlog=work)
-            for count, work in zip(stands.waiting, stands.backlog, strict=True)
-        ),
-        dimensions=tuple(
-            DimensionView(
-                name=dim.name,
-                limit=dim.limit,
-                level=level(i, dim) if fits else 0,
-                used=used(i, dim) if fits else 0,
-                foreign=stands.foreign[i] if fits else 0,
-                because=dim.because,
-                window=dim.window,
-                calendar=dim.calendar,
-                resets_in=max(0, dim.window - passed),
-            )
-            for i, dim in enumerate(spec.dimensions)
-        ),
-        eta=tuple(sum(stands.backlog[: lane + 1]) for lane in range(len(stands.backlog))),
-        would_have_waited=stands.would_have_waited,
-    )

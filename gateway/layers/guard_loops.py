@@ -27,33 +27,31 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import orjson
-
 from gateway.bodies import canonical
 from gateway.call import Dialect, VerdictNote
+from gateway.ending import Ending
 from gateway.errors import LoopDetected
 from gateway.identity.hints import Baggage, baggage
+from gateway.loop_books import Books, metered
 from gateway.resilience import loops
 from gateway.resilience.loops import (
     TASK_IDLE,
     Alternation,
-    Memory,
     Rule,
     Spending,
     Stretch,
     Verdict,
     harder,
 )
+from gateway.resilience.memory import Memory
 from gateway.units import MICRO, Mode
 from gateway.wire import chained, turns
-from gateway.wire.sse import Events
-from gateway.wire.stream import Tap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gateway.call import Call, End, HeaderList, Reply, Service
+    from gateway.call import Call, End, Reply, Service
     from gateway.resilience.loops import LoopRules, Sketching, Turn
     from gateway.wire.turns import Said
 
@@ -65,9 +63,6 @@ MOST_WALKED = 4_096
 
 LOOK_BACK = 4
 """Turns before the newest that are asked for a remembered conversation."""
-
-MOST_READ = 2 * 1024 * 1024
-"""Bytes of an answer, or of its terminal event, that are read for its calls."""
 
 SHOWN = 80
 """Characters of a repeated call's arguments that its refusal quotes."""
@@ -96,9 +91,12 @@ class LoopGuard:
     Attributes:
         on_loop: Called with rule and stage (refused, warned, shadowed), for metrics.
         on_spoken: Called with each call in which a person spoke last: the tool plane begins anew.
+        books: Of the fleet; None: this process is alone.
     """
 
-    __slots__ = ("_spendings", "_stretches", "_tasks", "_workflows", "on_loop", "on_spoken")
+    __slots__ = (
+        "_spendings", "_stretches", "_tasks", "_workflows", "books", "on_loop", "on_spoken",
+    )  # fmt: skip
 
     def __init__(self, *, on_loop: Callable[[str, str], None] | None = None) -> None:
         self._stretches: Memory[Stretch] = Memory()
@@ -107,6 +105,7 @@ class LoopGuard:
         self._workflows: Memory[Alternation] = Memory()
         self.on_loop = on_loop
         self.on_spoken: Callable[[Call], None] | None = None
+        self.books: Books | None = None
 
     def __len__(self) -> int:
         """Conversations remembered."""
@@ -121,15 +120,24 @@ class LoopGuard:
         others = [
             memory.reset(chosen) for memory in (self._spendings, self._tasks, self._workflows)
         ]
+        if self.books is not None:
+            for book in (*self._spendings, *self._tasks):
+                if chosen is None or book.session == chosen:
+                    self.books.clear(book)
         return self._stretches.reset(chosen) or max(others)
 
     def __call__(self, inner: Service) -> Service:
         """The service, guarded."""
 
         async def serve(call: Call) -> Reply:
+            if self.books is not None:
+                await self.books.refresh(self._books_of(call), call.received)
             # What was read of the body stays in `_look`: a call that waits keeps none of it alive.
             spendings, chain = self._look(call)
-            reply = await (metered(call, spendings, inner) if spendings else inner(call))
+            if spendings:
+                reply = await metered(call, spendings, inner, self.books)
+            else:
+                reply = await inner(call)
             if chain is not None and reply.kind is None:
                 self._follow(chain, reply)
             return reply
@@ -149,9 +157,7 @@ class LoopGuard:
         newest = next(said, None)
         if newest is None and self.on_spoken is not None:
             self.on_spoken(call)
-        named = baggage(call.headers) if call.header(b"baggage") is not None else UNNAMED
-        principal = call.principal
-        workflow = (principal.workflow if principal is not None else "") or named.workflow
+        named, workflow = within(call)
         meters = rules.meters or rules.meters_tasks
         quiet = newest is None and not (meters or workflow)
         if quiet and call.dialect is not Dialect.RESPONSES:
@@ -260,7 +266,7 @@ class LoopGuard:
 
     def _follow(self, chain: _Chain, reply: Reply) -> None:
         """Read the answer's end: the stretch goes on under its id, with the calls it asks for."""
-        ending = _Ending(reply.headers)
+        ending = Ending(reply.headers)
         reply.taps.append(ending)
         memory = self._stretches
 
@@ -293,6 +299,18 @@ class LoopGuard:
 
     # --- amounts and deeds
 
+    def _books_of(self, call: Call) -> tuple[Spending, ...]:
+        """The books that this call will be judged by."""
+        rules, parsed = call.snapshot.loops, call.parsed
+        meters = rules.meters or rules.meters_tasks
+        if rules.mode is Mode.OFF or not meters or parsed is None:
+            return ()
+        if call.dialect not in turns.READERS:
+            return ()
+        looking, workflow = _Looking(call, parsed, rules), within(call)[1]
+        task, spending = self._task(looking, workflow), self._spending(looking)
+        return tuple([one for one in (task, spending) if one is not None])
+
     def _metering(
         self, looking: _Looking, workflow: str
     ) -> tuple[tuple[Spending, ...], Verdict | None]:
@@ -300,26 +318,49 @@ class LoopGuard:
         call, rules = looking.call, looking.rules
         found: list[Spending] = []
         verdict: Verdict | None = None
-        if rules.meters_tasks:
-            principal = call.principal
-            tenant = principal.tenant if principal is not None else ""
-            key = hash((tenant, workflow)) if workflow else looking.key_of_amounts()
-            task = self._book(self._tasks, key, looking, hash(workflow) if workflow else 0)
+        task, spending = self._task(looking, workflow), self._spending(looking)
+        if task is not None:
             verdict = task.judge_task(rules)
             found.append(task)
-        if rules.meters:
-            spending = self._book(self._spendings, looking.key_of_amounts(), looking, 0)
+        if spending is not None:
             if looking.autonomous:
                 verdict = harder(verdict, spending.judge(rules))
             elif turns.answered(call.dialect, looking.parsed):
                 spending.clear()
+                if self.books is not None:
+                    self.books.clear(spending)
             found.append(spending)
         return tuple(found), verdict
 
-    @staticmethod
-    def _book(memory: Memory[Spending], key: int, looking: _Looking, name: int) -> Spending:
+    def _task(self, looking: _Looking, workflow: str) -> Spending | None:
+        """The book of the call's task; None where no rule asks for it."""
+        if not looking.rules.meters_tasks:
+            return None
+        principal = looking.call.principal
+        tenant = principal.tenant if principal is not None else ""
+        key = hash((tenant, workflow)) if workflow else looking.key_of_amounts()
+        named = ("task", tenant, workflow) if workflow else ()
+        return self._book(self._tasks, key, looking, named)
+
+    def _spending(self, looking: _Looking) -> Spending | None:
+        """The book of the call's conversation; None where no rule asks for it."""
+        if not looking.rules.meters:
+            return None
+        return self._book(self._spendings, looking.key_of_amounts(), looking)
+
+    def _book(
+        self, memory: Memory[Spending], key: int, looking: _Looking, task: tuple[str, ...] = ()
+    ) -> Spending:
+        """The book under that key, made if need be; `task` names it where no session does."""
         now = looking.call.received
-        book = memory.get(key, now) or Spending(session=name or looking.session)
+        book = memory.get(key, now)
+        if book is None:
+            name = 0
+            if self.books is not None:
+                kind = "task" if memory is self._tasks else "stretch"
+                name = turns.hash64("\0".join(task or (kind, *looking.name_of_amounts())))
+            session = hash(task[-1]) if task else looking.session
+            book = Spending(session=session, name=name, lasts=memory.idle)
         book.drain(now, looking.rules)
         memory.put(key, book, now)
         return book
@@ -374,42 +415,6 @@ class _Chain:
     def key(self, response: object) -> int:
         """The name under which the conversation is remembered after this response."""
         return hash((self._scope, "response", response if isinstance(response, str) else ""))
-
-
-class _Ending:
-    """A tap that reads the response at the end of an answer, plain or streamed."""
-
-    __slots__ = ("_kept", "_reader", "_size", "_tap")
-
-    def __init__(self, headers: HeaderList) -> None:
-        kind = next((value for name, value in headers if name == b"content-type"), b"")
-        self._kept: list[bytes] = []
-        self._size = 0
-        self._reader = chained.EndReader()
-        self._tap: Tap | None = None
-        if kind.startswith(b"text/event-stream"):
-            self._tap = Tap(Events(MOST_READ), self._reader, orjson.loads)
-
-    def __call__(self, chunk: bytes) -> None:
-        """Note the chunk; nothing is kept of an answer that is too long."""
-        if self._tap is not None:
-            self._tap(chunk)
-            return
-        self._size += len(chunk)
-        if self._size <= MOST_READ:
-            self._kept.append(chunk)
-        else:
-            self._kept.clear()
-
-    def response(self) -> Mapping[str, Any]:
-        """The response; empty where the answer holds none, or is compressed."""
-        if self._tap is not None:
-            return self._reader.response
-        try:
-            value = orjson.loads(b"".join(self._kept))
-        except orjson.JSONDecodeError:
-            return {}
-        return value if isinstance(value, dict) else {}
 
 
 class _Looking:
@@ -477,6 +482,13 @@ class _Looking:
         """Whose tokens add up: the session's, else those of runs with the same first message."""
         return self.scope if self.session else hash((self.scope, self.opening()))
 
+    def name_of_amounts(self) -> tuple[str, ...]:
+        """The same in words, that another process would find as well."""
+        principal = self.call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        name = principal.session or self.call.session
+        return (principal.id, "session", name) if name else (principal.id, "", self.opening())
+
     def repeated(self, verdict: Verdict) -> turns.ToolCall | None:
         """The call that a verdict is about."""
         if verdict.call < 0:
@@ -484,39 +496,16 @@ class _Looking:
         return [one for one in self.repeating if not self.exempt(one.name)][verdict.call]
 
 
+def within(call: Call) -> tuple[Baggage, str]:
+    """What the call says of itself in `baggage`, and its workflow: a claim's before that."""
+    named = baggage(call.headers) if call.header(b"baggage") is not None else UNNAMED
+    principal = call.principal
+    return named, (principal.workflow if principal is not None else "") or named.workflow
+
+
 def matches(patterns: tuple[str, ...], tool: str) -> bool:
     """Whether a tool of that name is meant."""
     return bool(patterns) and any(fnmatchcase(tool, pattern) for pattern in patterns)
-
-
-async def metered(call: Call, spendings: tuple[Spending, ...], inner: Service) -> Reply:
-    """The reply; what the call costs is in the books, an estimate until it ends."""
-    estimate = call.estimate
-    tokens = estimate.input + estimate.output if estimate is not None else 0
-    money = estimate.money if estimate is not None else 0
-
-    def pour(tokens: int, money: int) -> None:
-        for spending in spendings:
-            spending.pour(tokens, money)
-
-    pour(tokens, money)
-    try:
-        reply = await inner(call)
-    except BaseException:
-        pour(-tokens, -money)
-        raise
-
-    def closed(_end: End) -> None:
-        usage = call.usage
-        if usage is not None:
-            parts = (usage.input, usage.output, usage.cache_read, usage.cache_write)
-            used = sum(part or 0 for part in parts)
-            pour(used - tokens, usage.money - money)
-        elif reply.kind is not None:
-            pour(-tokens, -money)
-
-    reply.on_close(closed)
-    return reply
 
 
 def sentence(verdict: Verdict, name: str) -> str:

@@ -37,7 +37,7 @@ class Breakers:
 
     Attributes:
         on_change: Called with scope and breaker after every change of state, for metrics and log.
-        on_failure: Called with the scope of every failure counted, for metrics.
+        on_failure: Called with scope and breaker of every failure counted, for metrics and fleet.
     """
 
     __slots__ = ("_by_scope", "_inside", "_waiting", "on_change", "on_failure")
@@ -45,7 +45,7 @@ class Breakers:
     def __init__(
         self,
         on_change: Callable[[str, Breaker], None] | None = None,
-        on_failure: Callable[[str], None] | None = None,
+        on_failure: Callable[[str, Breaker], None] | None = None,
     ) -> None:
         self._by_scope: OrderedDict[str, Breaker] = OrderedDict()
         self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
@@ -220,7 +220,7 @@ class _Verdict:
             return
         self.told = True
         if self.breakers.on_failure is not None:
-            self.breakers.on_failure(self.scope)
+            self.breakers.on_failure(self.scope, self.breaker)
         before = self.breaker.version
         changed = self.breaker.failed(
             now=self.clock.now(), rng=self.rng, reason=reason, hint=hint, probe=self.probe,

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gateway.units import MICRO, Micros, Mode, Rng, RuleId
 
 FAST_CELLS = 20
 SLOW_CELLS = 30
+MOST_CELLS = 256
+"""Cells of time of which results of other gateways are kept."""
 MOST_UNDECIDED = 100
 """Attempts without a head that speak for the upstream at most: where failures are slow as well, a
 hundred calls a second must still open the breaker within a second of the first."""
@@ -109,6 +111,13 @@ class Trip:
 Ruling: TypeAlias = Allow | Trip
 
 
+class Results(NamedTuple):
+    """How many attempts went well, and how many failed."""
+
+    good: int
+    bad: int
+
+
 class Cells:
     """Successes and failures over a rolling window of equal cells."""
 
@@ -144,11 +153,25 @@ class Cells:
         else:
             self._good[self._advance(now)] += 1
 
-    def trips(self, *, volume: int, ratio_ppm: int, now: Micros, undecided: int = 0) -> bool:
-        """Whether enough of enough results failed; undecided attempts count as not failed."""
+    def held(self, now: Micros) -> Results:
+        """What the window holds."""
         self._advance(now)
-        bad = sum(self._bad)
-        total = bad + sum(self._good)
+        return Results(sum(self._good), sum(self._bad))
+
+    def trips(
+        self,
+        *,
+        volume: int,
+        ratio_ppm: int,
+        now: Micros,
+        undecided: int = 0,
+        others: Results | None = None,
+    ) -> bool:
+        """Whether enough of enough results failed; undecided attempts count as not failed."""
+        good, bad = self.held(now)
+        if others is not None:
+            good, bad = good + others.good, bad + others.bad
+        total = good + bad
         return total >= volume and bad * MICRO >= ratio_ppm * (total + undecided)
 
     def clear(self) -> None:
@@ -165,13 +188,14 @@ class Breaker:
         state, until, reason: As status shows them; `until` counts in open and shut.
         closed_at: When it was last opened no more; 0 if it never was.
         easing: How many calls may be under way without a head; 0 is any number.
+        goods: Good results in all.
         version: Rises with every change of state.
     """
 
     __slots__ = (
-        "_delay", "_fast", "_good_probes", "_probe", "_probe_ends", "_quota", "_quota_run", "_row",
-        "_row_since", "_rules", "_seq", "_slow", "closed_at", "easing", "reason", "sick", "state",
-        "until", "version",
+        "_delay", "_fast", "_good_probes", "_others", "_probe", "_probe_ends", "_quota",
+        "_quota_run", "_row", "_row_since", "_rules", "_seq", "_slow", "closed_at", "easing",
+        "goods", "reason", "sick", "state", "until", "version",
     )  # fmt: skip
 
     def __init__(self, rules: BreakerRules) -> None:
@@ -187,6 +211,8 @@ class Breaker:
         self._probe_ends: Micros = 0
         self._good_probes = 0
         self._seq = 0
+        self._others: dict[int, tuple[Micros, Results]] = {}
+        self.goods = 0
         self.state = State.CLOSED
         self.until: Micros = 0
         self.reason = ""
@@ -293,6 +319,7 @@ class Breaker:
             self._good(now)
 
     def _good(self, now: Micros) -> None:
+        self.goods += 1
         self._fast.add_good(now)
         self._slow.add_good(now)
         self._row = 0
@@ -318,8 +345,7 @@ class Breaker:
         if self._good_probes < self._rules.probes:
             return False
         self._delay = 0
-        self._fast.clear()
-        self._slow.clear()
+        self._forget()
         self._become(State.CLOSED, until=0, reason="")
         self.closed_at = now
         self.easing = self._rules.probes
@@ -360,19 +386,10 @@ class Breaker:
             if not probe or probe != self._probe:
                 return False
             return self._open(now=now, rng=rng, reason=reason, hint=hint)
-        rules = self._rules
         undecided = min(undecided, MOST_UNDECIDED)
-        tripped = (
-            self._row >= max(rules.in_a_row, undecided // 2)
-            or self._fast.trips(
-                volume=rules.fast_volume, ratio_ppm=rules.fast_ratio_ppm, now=now,
-                undecided=undecided,
-            )
-            or self._slow.trips(
-                volume=rules.slow_volume, ratio_ppm=rules.slow_ratio_ppm, now=now,
-                undecided=undecided,
-            )
-        )  # fmt: skip
+        tripped = self._row >= max(self._rules.in_a_row, undecided // 2) or self._failed_often(
+            now, undecided
+        )
         return tripped and self._open(now=now, rng=rng, reason=reason, hint=hint)
 
     def refused_for_quota(self, *, key: str, blocked_until: Micros, probe: int = 0) -> bool:
@@ -414,8 +431,57 @@ class Breaker:
             self._delay = 0
             self._row = 0
             self.started()
-            self._fast.clear()
-            self._slow.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._fast.clear()
+        self._slow.clear()
+        self._others = {}
+
+    # --- a fleet ---------------------------------------------------------------------------------
+
+    def lately(self, now: Micros) -> Results:
+        """Our own results within the fast window."""
+        return self._fast.held(now)
+
+    def heard(self, now: Micros, cell: int, others: Results) -> None:
+        """In that cell of time other gateways had these results, as far as is known now.
+
+        Args:
+            now: The instant.
+            cell: Its number, the same in the whole fleet.
+            others: In place of what was heard of that cell before.
+        """
+        first = self._others[cell][0] if cell in self._others else now
+        self._others[cell] = (first, others)
+        edge = now - self._rules.slow_window
+        while len(self._others) > MOST_CELLS or next(iter(self._others.values()))[0] <= edge:
+            del self._others[next(iter(self._others))]
+
+    def together(self, *, now: Micros, rng: Rng, undecided: int = 0) -> bool:
+        """Whether it opened by what the fleet saw; nothing happens unless it is closed."""
+        if self.state is not State.CLOSED or not self._failed_often(now, undecided):
+            return False
+        return self._open(now=now, rng=rng, reason="failures seen by the fleet", hint=None)
+
+    def _since(self, edge: Micros) -> Results | None:
+        if not self._others:
+            return None
+        found = [results for at, results in self._others.values() if at > edge]
+        return Results(sum(one.good for one in found), sum(one.bad for one in found))
+
+    def _failed_often(self, now: Micros, undecided: int) -> bool:
+        """Whether one of the two windows holds too many failures."""
+        rules = self._rules
+        return self._fast.trips(
+            volume=rules.fast_volume, ratio_ppm=rules.fast_ratio_ppm, now=now,
+            undecided=undecided, others=self._since(now - rules.fast_window),
+        ) or self._slow.trips(
+            volume=rules.slow_volume, ratio_ppm=rules.slow_ratio_ppm, now=now,
+            undecided=undecided, others=self._since(now - rules.slow_window),
+        )  # fmt: skip
+
+    # --- changes ---------------------------------------------------------------------------------
 
     def _open(self, *, now: Micros, rng: Rng, reason: str, hint: Micros | None) -> bool:
         rules = self._rules

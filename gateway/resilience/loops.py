@@ -18,19 +18,13 @@ the same two calls for ever, each of them a new user turn to the other.
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
+from gateway.resilience.memory import IDLE
 from gateway.units import MICRO, MINUTE, Micros, MicroUsd, Mode, RuleId, Tokens
-
-MAX_REMEMBERED = 50_000
-"""Conversations kept; beyond it the one unused for longest is forgotten."""
-
-IDLE: Micros = 30 * MINUTE
-"""A conversation without a call for so long is forgotten."""
 
 TASK_IDLE: Micros = 1_440 * MINUTE
 """A task without a call for so long is forgotten, and what it has used."""
@@ -432,22 +426,64 @@ class Spending:
 
     Attributes:
         session: Hash of the session's name; 0 without one.
+        name: What the gateways of a fleet call it; 0 where nobody shares it.
+        lasts: How long it is remembered without a call.
         tokens, money: Used since the last user turn; estimates until calls end.
         touched: Instant of its last call.
+        turn: Rises with every new stretch.
+        heard_at: Instant at which it last heard of the fleet.
     """
 
-    __slots__ = ("_level", "money", "session", "tokens", "touched")
+    __slots__ = (
+        "_fleet_money", "_fleet_tokens", "_level", "heard_at", "lasts", "money", "name", "session",
+        "tokens", "touched", "turn",
+    )  # fmt: skip
 
-    def __init__(self, *, session: int = 0) -> None:
+    def __init__(self, *, session: int = 0, name: int = 0, lasts: Micros = IDLE) -> None:
         self.session = session
+        self.name = name
+        self.lasts = lasts
+        self.touched: Micros = 0
+        self.heard_at: Micros = 0
+        self.turn = 0
+        self._begin()
+
+    def _begin(self) -> None:
         self._level: Tokens = 0
         self.tokens: Tokens = 0
         self.money: MicroUsd = 0
-        self.touched: Micros = 0
+        self._fleet_tokens: Tokens = 0
+        self._fleet_money: MicroUsd = 0
 
     def clear(self) -> None:
         """A new stretch: nothing was used."""
-        self._level = self.tokens = self.money = 0
+        self.turn += 1
+        self._begin()
+
+    def heard(
+        self,
+        now: Micros,
+        tokens: Tokens,
+        money: MicroUsd,
+        *,
+        told: tuple[Tokens, MicroUsd],
+        turn: int,
+    ) -> None:
+        """The fleet's own book stands there: what others added to it is used here as well.
+
+        Args:
+            now: The instant.
+            tokens: The fleet's.
+            money: The fleet's.
+            told: What of it is ours since it was last heard.
+            turn: The stretch in which that was told; news of a former one is ignored.
+        """
+        if turn != self.turn:
+            return
+        self.heard_at = now
+        others = tokens - told[0] - self._fleet_tokens, money - told[1] - self._fleet_money
+        self._fleet_tokens, self._fleet_money = tokens, money
+        self.pour(*others)
 
     def pour(self, tokens: Tokens, money: MicroUsd) -> None:
         """So much more was used; negative amounts correct an estimate."""
@@ -531,66 +567,3 @@ class Alternation:
             self._run = 1
         self._earlier, self._last = self._last, call
         return self._run // 2
-
-
-# --- the bounded memory ---------------------------------------------------------------------------
-
-
-class Remembered(Protocol):
-    """What a `Memory` keeps."""
-
-    session: int
-    touched: Micros
-
-    def clear(self) -> None:
-        """Nothing was seen so far."""
-        ...
-
-
-Kept = TypeVar("Kept", bound=Remembered)
-
-
-class Memory(Generic[Kept]):
-    """At most `limit` conversations, none idle for longer than `idle`; the oldest go first."""
-
-    __slots__ = ("_idle", "_kept", "_limit")
-
-    def __init__(self, limit: int = MAX_REMEMBERED, *, idle: Micros = IDLE) -> None:
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
-        self._limit = limit
-        self._idle = idle
-
-    def __len__(self) -> int:
-        """Conversations remembered."""
-        return len(self._kept)
-
-    def __iter__(self) -> Iterator[Kept]:
-        """All of them, the one unused for longest first."""
-        return iter(self._kept.values())
-
-    def get(self, key: int, now: Micros) -> Kept | None:
-        """The conversation of this key; None if there is none, or it was idle for too long."""
-        found = self._kept.get(key)
-        return None if found is None or now - found.touched > self._idle else found
-
-    def pop(self, key: int) -> None:
-        """The conversation goes on under another key."""
-        self._kept.pop(key, None)
-
-    def put(self, key: int, kept: Kept, now: Micros) -> None:
-        """The conversation is the last used one; idle ones and what is too many are dropped."""
-        kept.touched = now
-        self._kept[key] = kept
-        self._kept.move_to_end(key)
-        for _ in range(2):  # two for each one added: the idle ones go sooner than they come
-            oldest, first = next(iter(self._kept.items()))
-            if len(self._kept) <= self._limit and now - first.touched <= self._idle:
-                break
-            del self._kept[oldest]
-
-    def reset(self, session: int | None = None) -> int:
-        """The conversations of a session (None: all of them) begin a new stretch; how many."""
-        chosen = [kept for kept in self if session is None or kept.session == session]
-        for kept in chosen:
-            kept.clear()
-        return len(chosen)

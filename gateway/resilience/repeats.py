@@ -48,7 +48,7 @@ class Print:
 
 
 class Tally:
-    """What one agent called lately. As `loops.Memory` wants it.
+    """What one agent called lately. As `memory.Memory` wants it.
 
     Attributes:
         session: Hash of the agent's name, for resets.
@@ -149,7 +149,7 @@ class _Same:
 
 
 class Exchanges:
-    """The last calls of one tenant's agents. As `loops.Memory` wants it.
+    """The last calls of one tenant's agents. As `memory.Memory` wants it.
 
     Attributes:
         session: 0: nobody resets a tenant by a session's name.

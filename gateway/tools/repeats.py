@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from gateway.bodies import canonical
 from gateway.call import VerdictNote
 from gateway.errors import LoopDetected
-from gateway.resilience.loops import Memory, Rule, Verdict, harder
+from gateway.resilience.loops import Rule, Verdict, harder
+from gateway.resilience.memory import Memory
 from gateway.resilience.repeats import Exchanges, Print, Tally
 from gateway.units import MICRO, Mode
 from gateway.wire import turns

@@ -20,6 +20,7 @@ import pytest
 
 pytestmark = pytest.mark.acceptance
 
+ROOT = Path(__file__).parents[2]
 BODY = json.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}]}).encode()
 
 
@@ -65,9 +66,10 @@ class Served:
         found: dict[str, Any] = json.loads(self.get("/status")[1])
         return found
 
-    def call(self) -> tuple[int, bytes, dict[str, str]]:
+    def call(self, **more: str) -> tuple[int, bytes, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        headers |= more
         connection.request("POST", "/v1/chat/completions", BODY, headers)
         answer = connection.getresponse()
         body = answer.read()
@@ -154,6 +156,36 @@ def test_a_credential_is_revoked_for_all_workers() -> None:
         assert {other.call()[0] for _ in range(8)} == {401}
     finally:
         other.end()
+
+
+def test_a_tasks_budget_is_one_for_all_workers() -> None:
+    policy = (ROOT / "policies/default.yaml").read_text()
+    changed = policy.replace(
+        "loops:\n  mode: shadow", "loops:\n  mode: enforce\n  task_tokens: 800"
+    )
+    assert changed != policy
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-policy-"))
+    (folder / "policy.yaml").write_text(changed)
+    made = Served("--workers", "2", "--policy", str(folder / "policy.yaml"))
+    try:
+        made.ready()
+        served_by: set[str] = set()
+        used, refused = 0, b""
+        for _ in range(60):
+            status, body, head = made.call(baggage="workflow.id=nightly-report")
+            if status != 200:
+                refused = body
+                break
+            used += json.loads(body)["usage"]["total_tokens"]
+            record = json.loads(made.get(f"/explain/{head['tidegate-call-id']}")[1])
+            served_by.add(str(record["worker"]))
+            time.sleep(0.3)  # within a second all know
+        assert b"task" in refused, "nobody refused it"
+        assert len(served_by) == 2, "one worker served every call: nothing was shown"
+        assert 800 <= used < 1_100
+    finally:
+        made.end()
+        shutil.rmtree(folder)
 
 
 def test_a_worker_that_dies_is_replaced_and_calls_go_on(served: Served) -> None:

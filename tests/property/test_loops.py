@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gateway.call import Bytes, Call, Dialect, End, Estimate, Family, Fields, Principal, Reply
 from gateway.errors import LoopDetected
 from gateway.layers.guard_loops import LoopGuard
-from gateway.resilience.loops import LoopRules, Memory, Stretch, Turn, sketch_of
+from gateway.resilience.loops import LoopRules, Stretch, Turn, sketch_of
+from gateway.resilience.memory import Memory
 from gateway.snapshot import AgentRule, Snapshot
 from gateway.units import MICRO, Mode
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ from gateway.admission.remote import FailMode
 from gateway.clock import LoopClock
 from gateway.errors import StoreUnavailable
 from gateway.layers.trip import Breakers
+from gateway.loop_books import MOST_PENDING
 from gateway.resilience.breaker import BreakerRules, State
+from gateway.resilience.loops import Spending
 from gateway.sharing import Sharing
 from tests.integration.fleet import servers
 
@@ -27,8 +30,8 @@ SECOND = 1_000_000
 async def member(url: str, prefix: str, name: str):
     clock = LoopClock(precise=True)
     sharing = Sharing(
-        url, clock=clock, gateway=name, prefix=prefix, mode=FailMode.LOCAL, cold=False,
-        stamp=int, on_mode=lambda _mode: None,
+        url, clock=clock, rng=random.Random(1), gateway=name, prefix=prefix, mode=FailMode.LOCAL,
+        cold=False, stamp=int, on_mode=lambda _mode: None,
     )  # fmt: skip
     seen = SimpleNamespace(
         sharing=sharing, clock=clock, policy=0, changes=[], loops=[], sessions=[]
@@ -41,7 +44,7 @@ async def member(url: str, prefix: str, name: str):
     def policy():
         seen.policy += 1
 
-    seen.breakers = Breakers(on_change=changed)
+    seen.breakers = Breakers(on_change=changed, on_failure=sharing.breaker_failed)
     sharing.connect(seen.breakers, lambda: RULES, policy, seen.loops.append)
     sharing.on_session = seen.sessions.append
     running = asyncio.create_task(sharing.run())
@@ -89,6 +92,56 @@ def test_a_breaker_that_opens_is_open_everywhere_within_a_second(valkey, prefix)
     asyncio.run(run())
 
 
+def fails(one, scope: str) -> bool:
+    """One failure at that gateway; whether its breaker opened by it alone."""
+    breaker = one.breakers.of(scope, RULES)
+    one.breakers.on_failure(scope, breaker)
+    return breaker.failed(now=one.clock.now(), rng=random.Random(2), reason="fault 500")
+
+
+def succeeds(one, scope: str) -> None:
+    one.breakers.of(scope, RULES).started(now=one.clock.now())
+
+
+def test_failures_of_all_gateways_open_a_breaker_that_none_would_open_alone(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            members = (one, two)
+            for each in members:  # eight failures of ten; each saw five results, too few to judge
+                succeeds(each, "p/d/m")
+                assert not any(fails(each, "p/d/m") for _ in range(4))
+            states = lambda: [e.breakers.of("p/d/m", RULES).state for e in members]  # noqa: E731
+            assert await soon(lambda: states() == [State.OPEN] * 2) < 1.5
+            assert one.breakers.of("p/d/m", RULES).sick
+
+    asyncio.run(run())
+
+
+def test_what_goes_well_elsewhere_keeps_it_closed(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            for _ in range(60):
+                succeeds(one, "s")
+            fails(one, "s")
+            fails(two, "s")
+            succeeds(two, "s")
+            await asyncio.sleep(0.6)
+            for _ in range(5):  # six of twelve: alone that would be half, and enough to judge by
+                succeeds(two, "s")
+                assert not fails(two, "s")
+            await asyncio.sleep(0.6)
+            states = {each.breakers.of("s", RULES).state for each in (one, two)}
+            assert states == {State.CLOSED}
+
+    asyncio.run(run())
+
+
 def test_an_old_change_does_not_undo_a_newer_one_of_our_own(valkey, prefix):
     async def run():
         async with member(valkey.url, prefix, "one") as one:
@@ -116,6 +169,60 @@ def test_a_revoked_credential_is_refused_everywhere_and_by_those_who_come_later(
             assert await soon(lambda: "key:ci" in two.sharing.revoked) < 1
         async with member(valkey.url, prefix, "three") as three:
             await soon(lambda: "key:ci" in three.sharing.revoked)
+
+    asyncio.run(run())
+
+
+def test_what_a_task_uses_is_added_up_and_begins_anew_everywhere(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            books = [Spending(name=77, lasts=60 * SECOND) for _ in range(2)]
+            here, there = books
+            pairs = ((one, here), (two, there))
+            for _ in range(5):
+                for each, book in pairs:
+                    book.pour(10, 2)
+                    each.sharing.books.pour(book, 10, 2)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.4)
+            for each, book in pairs:
+                await each.sharing.books.refresh((book,), each.clock.now() + 2 * SECOND)
+                assert (book.tokens, book.money) == (100, 20)
+
+            here.clear()
+            one.sharing.books.clear(here)
+            here.pour(3, 1)
+            one.sharing.books.pour(here, 3, 1)
+            await asyncio.sleep(0.4)
+            await two.sharing.books.refresh((there,), two.clock.now() + 2 * SECOND)
+            assert there.tokens == 3
+            assert (here.tokens, here.money) == (3, 1)
+
+    asyncio.run(run())
+
+
+def test_while_the_store_is_away_nothing_is_told_twice_and_memory_is_bounded(prefix):
+    async def run():
+        with servers.running("valkey") as server:
+            async with member(server.url, prefix, "one") as one:
+                await away(server, one)
+
+    async def away(server, one):
+        book = Spending(name=78, lasts=60 * SECOND)
+        book.pour(10, 0)
+        one.sharing.books.pour(book, 10, 0)
+        await asyncio.sleep(0.4)
+        server.process.kill()
+        for number in range(MOST_PENDING + 500):
+            one.sharing.books.pour(Spending(name=1_000 + number), 1, 0)
+        assert len(one.sharing.books) <= MOST_PENDING
+        book.pour(10, 0)
+        one.sharing.books.pour(book, 10, 0)
+        assert await soon(lambda: len(one.sharing.books) == 0) < 5
+        assert book.tokens == 20
 
     asyncio.run(run())
 

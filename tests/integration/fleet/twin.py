@@ -1,6 +1,9 @@
 """Random histories driven through the Python core and the script at once, compared at every step.
 
 `python -m tests.integration.fleet.twin --steps 1000000` is the nightly run (`make twin-nightly`).
+What the script remembers between calls must not decide anything: in some histories it forgets now
+and then (a failover, a library loaded again), in some its bounds are so small that everything it
+holds in memory spills into keys all the time.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import argparse
 import contextlib
 import json
 import random
+import re
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -25,6 +29,23 @@ from tests.integration.fleet.servers import binaries, running
 SECOND = 1_000_000
 START = 1_790_000_000 * SECOND
 NAME, SOURCE = library()
+BOUNDS = ("MOST_HELD", "MOST_YOUNG", "MOST_CELLS")
+VARIANTS = ((2000, 40, 256), (2000, 40, 256), (6, 40, 256), (2000, 4, 2), (4, 2, 0))
+"""What the script may hold in memory; the first are those that ship."""
+
+
+def variant(bounds: tuple[int, ...]) -> tuple[str, bytes]:
+    """The library with other bounds, under a name of its own."""
+    source = SOURCE
+    for name, most in zip(BOUNDS, bounds, strict=True):
+        source, found = re.subn(
+            rf"local {name} = \d+".encode(), f"local {name} = {most}".encode(), source
+        )
+        assert found == 1
+    if source == SOURCE:
+        return NAME, SOURCE
+    name = NAME + "_" + "_".join(map(str, bounds))
+    return name, source.replace(NAME.encode(), name.encode())
 
 
 def some_spec(rng: random.Random, revision: int) -> PoolSpec:
@@ -107,6 +128,8 @@ class Twins:
     gateways: list[Gateway] = field(default_factory=list)
     known: list[str] = field(default_factory=list)
     shapes: dict[str, PoolSpec] = field(default_factory=dict)
+    library: tuple[str, bytes] = (NAME, SOURCE)
+    forgets: float = 0.0
 
     def __post_init__(self):
         self.now += self.rng.randrange(10**12)
@@ -234,9 +257,9 @@ class Twins:
     def by_script(self, client, gateway: Gateway, batch: Batch):
         rules = pack_rules(gateway.spec)
         raw = pack_batch(batch, rules, now=self.now)
-        answer = unpack_answer(run(client, self.base, raw, b""))
+        answer = unpack_answer(run(client, self.library, self.base, raw, b""))
         if answer.status == NEEDS_RULES:
-            answer = unpack_answer(run(client, self.base, raw, rules.body))
+            answer = unpack_answer(run(client, self.library, self.base, raw, rules.body))
         assert answer.status == OK
         return answer
 
@@ -254,6 +277,9 @@ class Twins:
             odd.spec = changed(rng, odd.spec, odd.spec.revision)
         gateway = rng.choice(self.gateways)
         batch = self.batch(gateway)
+        if rng.random() < self.forgets:
+            for client in self.clients:
+                client.function_load(self.library[1], replace=True)
         theirs = [self.by_script(client, gateway, batch) for client in self.clients]
         ours = self.by_core(gateway, batch)
         odd = gateway.spec.revision == self.stored.revision
@@ -288,15 +314,16 @@ class Twins:
             assert mine == other, f"{name}: core {mine!r}, script {other!r}"
 
 
-def run(client, base: str, raw: bytes, rules: bytes) -> bytes:
+def run(client, library: tuple[str, bytes], base: str, raw: bytes, rules: bytes) -> bytes:
     """One call of the function, loaded if need be."""
+    name, source = library
     try:
-        return client.fcall(NAME, 1, base, raw, rules, b"n:")
+        return client.fcall(name, 1, base, raw, rules, b"n:")
     except redis.exceptions.ResponseError as error:
         if "Function not found" not in str(error):
             raise
-        client.function_load(SOURCE)
-        return client.fcall(NAME, 1, base, raw, rules, b"n:")
+        client.function_load(source)
+        return client.fcall(name, 1, base, raw, rules, b"n:")
 
 
 def compare_histories(clients, *, seed: int, steps: int, length: int = 250) -> int:
@@ -307,6 +334,8 @@ def compare_histories(clients, *, seed: int, steps: int, length: int = 250) -> i
             client.flushdb()
         twins = Twins(clients, random.Random(seed), f"tidegate:adm:{{p{seed}}}")
         twins.cold = twins.rng.random() < 0.7
+        twins.library = variant(twins.rng.choice(VARIANTS))
+        twins.forgets = twins.rng.choice([0.0, 0.0, 0.05, 0.5])
         for number in range(min(length, steps - done)):
             try:
                 twins.step()

@@ -21,9 +21,11 @@ from gateway.call import (
     Reply,
     Usage,
 )
+from gateway.ending import MOST_READ
 from gateway.errors import LoopDetected, UpstreamUnreachable
-from gateway.layers.guard_loops import MOST_FOLDED, MOST_READ, LoopGuard
-from gateway.resilience.loops import IDLE, TASK_IDLE, LoopRules
+from gateway.layers.guard_loops import MOST_FOLDED, LoopGuard
+from gateway.resilience.loops import TASK_IDLE, LoopRules
+from gateway.resilience.memory import IDLE
 from gateway.snapshot import AgentRule, Snapshot
 from gateway.units import MICRO, Mode
 

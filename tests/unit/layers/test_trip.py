@@ -133,7 +133,7 @@ def test_a_stream_that_is_cut_after_it_began_is_a_failure():
 def test_failures_are_counted_once_each():
     async def main():
         counted: list[str] = []
-        service = layer(Breakers(on_failure=counted.append))(away)
+        service = layer(Breakers(on_failure=lambda scope, _breaker: counted.append(scope)))(away)
         with pytest.raises(UpstreamUnreachable):
             await service(call())
         return counted

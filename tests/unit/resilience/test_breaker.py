@@ -11,6 +11,7 @@ from gateway.resilience.breaker import (
     Allow,
     Breaker,
     BreakerRules,
+    Results,
     State,
     Trip,
 )
@@ -239,3 +240,34 @@ def test_a_breaker_that_was_never_open_or_opened_for_quota_lets_anybody_in():
     assert isinstance(breaker.ask(now=MICRO), Allow)
     assert breaker.crowded(10_000, now=MICRO) is None
     assert breaker.closed_at == MICRO
+
+
+def test_what_the_fleet_saw_opens_a_closed_breaker_and_nothing_else():
+    breaker = Breaker(RULES)
+    breaker.started(now=0)
+    assert not breaker.together(now=0, rng=RNG)
+    breaker.heard(0, 7, Results(3, 6))
+    assert breaker.together(now=0, rng=RNG), "six of ten"
+    assert breaker.state is State.OPEN
+    assert breaker.sick
+    version = breaker.version
+    assert not breaker.together(now=0, rng=RNG)
+    assert breaker.version == version
+
+
+def test_results_heard_of_a_cell_replace_what_was_heard_of_it_before_and_grow_old():
+    breaker = Breaker(RULES)
+    breaker.heard(0, 7, Results(0, 9))
+    breaker.heard(MICRO, 7, Results(30, 9))
+    assert not breaker.together(now=MICRO, rng=RNG), "9 of 39: not half, not 30 %"
+    breaker.heard(RULES.slow_window + MICRO, 200, Results(0, 9))
+    assert not breaker.together(now=RULES.slow_window + MICRO, rng=RNG), "9 alone"
+    breaker.heard(RULES.slow_window + MICRO, 201, Results(0, 1))
+    assert breaker.together(now=RULES.slow_window + MICRO, rng=RNG)
+
+
+def test_a_breaker_that_closes_forgets_what_the_fleet_saw():
+    breaker = Breaker(RULES)
+    breaker.heard(0, 7, Results(0, 30))
+    breaker.told(State.CLOSED, until=0, reason="operator")
+    assert not breaker.together(now=0, rng=RNG)
