@@ -218,6 +218,8 @@ class Exchanges:
             self.lines.lost(peer, principal, upstream)
 
         method = tool.method
+        if tool.stateless:
+            body = mcp_bridge.without_envelope(body)
         return Way(
             ask=Ask(body=mcp_bridge.under_id(body, their), headers=upstream.headers() + trace),
             their=their,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway.wire import mcp
-from gateway.wire.splice import insert, locate, splice
+from gateway.wire.splice import insert, locate, splice, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +41,11 @@ STATUS = {
     mcp.METHOD_NOT_FOUND: 404,
 }
 """HTTP status of an error's code in the stateless era; all others are 200."""
+
+ENVELOPE = frozenset(
+    {mcp.META_VERSION, mcp.META_CAPABILITIES, mcp.META_CLIENT, mcp.META + "logLevel"}
+)
+"""Members of `_meta` by which each request of the stateless era says what a session says once."""
 
 OURS = "tidegate"
 
@@ -91,6 +96,23 @@ def with_meta(raw: bytes, members: Mapping[str, bytes]) -> bytes:
         for key, value in members.items():
             own = insert(own, key, value) if locate(own, key) is None else splice(own, key, value)
         text = text[: meta.start] + own + text[meta.end :]
+    return raw[: params.start] + text + raw[params.end :]
+
+
+def without_envelope(raw: bytes) -> bytes:
+    """The message without what a request of the stateless era says of itself in `params._meta`.
+
+    A server of both eras would take it for one, in a session, and miss its routing headers.
+    """
+    params = locate(raw, "params")
+    if params is None:
+        return raw
+    text = raw[params.start : params.end]
+    meta = locate(text, "_meta")
+    if meta is None or text[meta.start : meta.start + 1] != b"{":
+        return raw
+    own = without(text[meta.start : meta.end], ENVELOPE)
+    text = text[: meta.start] + own + text[meta.end :]
     return raw[: params.start] + text + raw[params.end :]
 
 

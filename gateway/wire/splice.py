@@ -191,6 +191,23 @@ def insert(raw: bytes, key: str, value: bytes, start: int = 0) -> bytes:
     return b'%b"%b":%b%b%b' % (raw[:at], key.encode(), value, comma, raw[at:])
 
 
+def without(raw: bytes, keys: frozenset[str]) -> bytes:
+    """The text without these members of its object; the others keep every byte, and their order.
+
+    Raises:
+        MalformedCall: It is no JSON object.
+    """
+    begin = at = _opening(raw, 0) + 1
+    end = _skip(raw, at)
+    kept: list[bytes] = []
+    for member in members(raw):
+        if member.key not in keys:
+            kept.append(raw[at : member.end])
+        end = _skip(raw, member.end)
+        at = end + 1  # behind the comma
+    return raw[:begin] + b",".join(kept) + raw[end:]
+
+
 def splice_in(raw: bytes, outer: str, key: str, value: bytes) -> bytes:
     """The text with `outer.key` set; `outer` becomes an object if it is absent or null.
 

@@ -12,6 +12,7 @@ from tests.fixtures.tool_ground import Ground, OldClient, OldServer, Said, Serve
 from tests.sim.loop import run
 
 AUTO = policy(era="auto")
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BATCHED = "2025-03-26"
 
 
@@ -353,6 +354,37 @@ def test_an_old_client_reaches_a_new_server_which_gets_its_meta_and_its_headers(
     assert sent.header(b"mcp-param-region") == b"eu"
     # a 404 would tell an old client that its session is gone
     assert (bad.status, bad.json["error"]["code"]) == (200, -32601)
+
+
+def both(message, out):
+    """A server of both eras: an envelope of the stateless one makes a request one of it."""
+    meta = (message or {}).get("params", {}).get("_meta", {})
+    if "io.modelcontextprotocol/protocolVersion" in meta:
+        if not any(name == b"mcp-method" for name, _ in out.headers):
+            error = {"code": -32020, "message": "The header mcp-method is missing"}
+            return Said({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=400)
+        return new_server(message, out)
+    return both.old(message, out)
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+def test_a_server_of_both_eras_held_to_sessions_gets_no_envelope_of_the_other(tracing):
+    both.old = OldServer()
+    both.old.answer = lambda message, _out: Said(result(message, {"content": [], "said": message}))
+
+    async def play(ground, _client):
+        meta = {"progressToken": "p"} | ({"traceparent": TRACE} if tracing else {})
+        message = ground.message("tools/call", {"name": "echo", "arguments": {"a": 1}})
+        message["params"]["_meta"] |= meta
+        listed = await ground.ask("tools/list")
+        return listed, await ground.post(message, ground.headers(message))
+
+    (listed, one), ground, _ = played(play, policy(era="session"), both)
+    assert (listed.status, one.status) == (200, 200)
+    sent = ground.servers.asked("tools/call")[0].message["params"]
+    assert sent["arguments"] == {"a": 1}
+    assert sent["_meta"] == {"progressToken": "p"} | ({"traceparent": TRACE} if tracing else {})
+    assert one.json["result"]["resultType"] == "complete"
 
 
 def test_discovery_never_fails_for_a_server_that_is_away():
