@@ -71,7 +71,8 @@ class ToolCall:
         rounds (target): A further round of a call to which the server asked for input.
         repeatable (gate): Running it twice does no harm, by policy's word: it may be tried again.
         outlives (target): Its sender leaving is no cancellation: the work runs on for a while.
-        caller_pools, waits (gate): The caller's own limits on this tool; longest waits by pool.
+        caller_pools (gate): The caller's own limits on this tool.
+        waits (target, gate): Longest waits by pool, where policy says one.
         sending (gate): Awaited, in order, before each attempt is sent; raises what forbids it.
         gates (gate): Asked, in order, with each result (the `result` member, decoded) before the
             caller sees it. Returns None to let it pass, or JSON text to stand in its place; raises

@@ -112,7 +112,7 @@ class Gate:
         if limits:
             taking = self._limits.take(limits, principal, f"{tool.server.name}/{tool.tool}")
             tool.caller_pools = tuple(taking.of_caller)
-            tool.waits = taking.waits
+            tool.waits = {**tool.waits, **taking.waits}
             call.estimate = A_WORD
             if taking.of_tool and call.deployment is not None:
                 pools = (*taking.of_tool, *call.deployment.pools)

@@ -7,6 +7,7 @@ same as for a server that does not exist.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from gateway.call import Call, Estimate, Reply, Service, ToolCall, VerdictNote
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ONE_REQUEST = Estimate(input=0, output=0)
 """What a tool call is expected to cost before its result is known: a request."""
 MOUNT = "/mcp/"
+MOST_TOOLS = 10_000
+"""Tools whose deployment is remembered: a caller may name what no server has."""
 
 
 class Target:
@@ -35,29 +38,43 @@ class Target:
         sessions: Finds the sessions of clients of the older era.
     """
 
-    __slots__ = ("_members", "_sessions")
+    __slots__ = ("_deployments", "_members", "_sessions")
 
     def __init__(self, members: Federation, sessions: Sessions) -> None:
         self._members = members
         self._sessions = sessions
+        self._deployments: OrderedDict[str, tuple[Server, Deployment]] = OrderedDict()
 
     def __call__(self, inner: Service) -> Service:
         """The service for calls that know their tool."""
 
         async def serve(call: Call) -> Reply:
             tool = call.tool = await self._aim(call)
-            server = tool.server
-            call.deployment = Deployment(
-                id=scope_of(tool),
-                provider=server.provider,
-                pools=server.pools,
-                accounting=server.provider.accounting,
-                because=server.because,
-            )
+            call.deployment = self._deployment(tool)
+            if tool.server.wait is not None:
+                tool.waits = {pool.name: tool.server.wait for pool in tool.server.pools}
             call.estimate = ONE_REQUEST
             return await inner(call)
 
         return serve
+
+    def _deployment(self, tool: ToolCall) -> Deployment:
+        """The one way to serve that tool; the same value for all its calls under one policy."""
+        scope, server = scope_of(tool), tool.server
+        known = self._deployments.get(scope)
+        if known is not None and known[0] is server:
+            return known[1]
+        made = Deployment(
+            id=scope,
+            provider=server.provider,
+            pools=server.pools,
+            accounting=server.provider.accounting,
+            because=server.because,
+        )
+        self._deployments[scope] = server, made
+        if len(self._deployments) > MOST_TOOLS:
+            self._deployments.popitem(last=False)
+        return made
 
     async def _aim(self, call: Call) -> ToolCall:
         principal = call.principal
