@@ -26,7 +26,7 @@ from gateway.clock import Expiry
 from gateway.errors import Draining, Forbidden, GatewayError, MalformedCall, QueueFull
 from gateway.flight import Flight
 from gateway.intake import Intake, Offload
-from gateway.keeper import Keeper
+from gateway.keeper import keeper_of
 from gateway.relay import Outlet, Receive, Scope, Send
 from gateway.units import MICRO, Micros, Rng
 
@@ -307,8 +307,7 @@ class Edge:
                 await pending
             self._begin_watch(flight)
             flight.outlet.guard(self._clock, flight.client_stalled)
-            if call.fields is not None and call.fields.stream:
-                flight.keeper = Keeper(call, flight.outlet, clock=self._clock, spawn=self._spawn)
+            flight.keeper = keeper_of(call, flight.outlet, clock=self._clock, spawn=self._spawn)
             flight.entered = True
             flight.reply = await self._service(call)
             if flight.keeper is not None:

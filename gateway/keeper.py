@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gateway.snapshot import Tier
-from gateway.wire import keepalive, sse
+from gateway.wire import keepalive, mcp, sse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -23,11 +23,42 @@ if TYPE_CHECKING:
     from gateway.clock import Clock, Timer
     from gateway.relay import Outlet
     from gateway.units import Micros
+    from gateway.wire.mcp import Posted
 
     Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
 UNKNOWN = Tier(name="unknown", number=2)
 """The tier assumed until the caller is identified: its defaults are the documented ones."""
+
+
+def keeper_of(call: Call, outlet: Outlet, *, clock: Clock, spawn: Spawn) -> Keeper | None:
+    """What keeps this call alive while it waits; None where its client can be sent nothing.
+
+    Of MCP only calls that make a server work: all else is answered at once, and the head of an
+    answer to `initialize` names the session, so it must not be committed before there is one.
+    """
+    if call.fields is not None:
+        stream = call.fields.stream
+        return Keeper(call, outlet, clock=clock, spawn=spawn) if stream else None
+    posted: Posted | None = call.rpc
+    if posted is None or posted.batch or posted.first.method not in mcp.GOVERNED:
+        return None
+    if not posted.first.is_request or not mcp.takes_stream(call.headers):
+        return None
+    token = mcp.progress_token(posted.first)
+    return Keeper(call, outlet, clock=clock, spawn=spawn, token=_text(token))
+
+
+def _text(token: int | str | None) -> bytes:
+    """The progress token as JSON text; b"" for none, and for one that cannot be written."""
+    if token is None:
+        return b""
+    if isinstance(token, int):
+        return b"%d" % token
+    try:
+        return orjson.dumps(token)
+    except TypeError:  # a lone surrogate
+        return b""
 
 
 class Keeper:
@@ -43,16 +74,21 @@ class Keeper:
         "_spawn",
         "_stopped",
         "_timer",
+        "_token",
     )
 
-    def __init__(self, call: Call, outlet: Outlet, *, clock: Clock, spawn: Spawn) -> None:
+    def __init__(
+        self, call: Call, outlet: Outlet, *, clock: Clock, spawn: Spawn, token: bytes = b""
+    ) -> None:
+        """Begin to wait. `token` is that of an MCP request for progress, as JSON text."""
         self._call = call
         self._outlet = outlet
         self._clock = clock
         self._spawn = spawn
         self._sent = 0
         self._shot: asyncio.Task[None] | None = None
-        self._form = keepalive.form(call.dialect, stream=True, client=call.client)
+        self._token = token
+        self._form = keepalive.form(call.dialect, stream=True, client=call.client, token=token)
         self._stopped = self._form is keepalive.Form.SILENCE
         first = min(tier.keepalive_after for tier in call.snapshot.tiers)
         self._timer: Timer = clock.after(first, self._due)
@@ -80,6 +116,8 @@ class Keeper:
     def _next(self) -> bytes:
         """The next bytes; a Responses stream is opened first."""
         self._sent += 1
+        if self._form is keepalive.Form.PROGRESS:
+            return keepalive.progress(self._token, self._sent)
         if self._form is not keepalive.Form.OPENING or self._outlet.opening is not None:
             return keepalive.beat(self._form, self._outlet.opening)
         opening = self._outlet.opening = keepalive.ResponsesOpening(f"resp_{self._call.id}")

@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.link import LINK
 from gateway.units import MICRO, Micros
 from gateway.upstream import TransportFault
-from gateway.wire import refusals, sse
+from gateway.wire import mcp_stream, refusals, sse
 from gateway.wire.headers import coding_of, is_event_stream
 from gateway.wire.keepalive import ResponsesOpening
 
@@ -219,6 +219,8 @@ class Outlet:
 
     async def _relay_into(self, reply: Reply) -> End:
         """The reply's events follow our keep-alive bytes; anything else is said as an error."""
+        if self.dialect is Dialect.MCP and not is_event_stream(reply.headers):
+            return await self._as_event(reply)
         if reply.status != 200 or coding_of(reply.headers) or not is_event_stream(reply.headers):
             error = await _as_error(reply)
             reply.finish(End.COMPLETE)
@@ -226,6 +228,20 @@ class Outlet:
             return End.COMPLETE
         self.answered = True
         return await self._stream_body(reply, self.opening or reply.edit)
+
+    async def _as_event(self, reply: Reply) -> End:
+        """A tool's answer that is one JSON object, after our keep-alive bytes."""
+        self.answered = True
+        parts: list[bytes] = []
+        fault: GatewayError | None = None
+        try:
+            async for chunk in reply.source.chunks():
+                for tap in reply.taps:
+                    tap(chunk)
+                parts.append(chunk)
+        except TransportFault as error:
+            fault = _fault_of(error)
+        return await self._ended(reply, fault, mcp_stream.event(b"".join(parts)))
 
     async def _stream_body(self, reply: Reply, edit: Edit | None) -> End:
         """A body of unknown length, chunk by chunk."""

@@ -11,7 +11,9 @@ clients):
   later ones whose response has another id, which no opening of ours could foresee.
 * Responses of Codex, which counts silence and hears no comments: an own `response.created`, then
   `keepalive` events; the upstream's `response.created` is swallowed, for it would be another one.
-* MCP: a comment. Gemini, and every answer that is plain JSON: silence.
+* MCP: a comment, or a progress notification where the client gave a token for it, since some
+  clients count their patience anew with each. Its numbers rise and stay below zero, so that the
+  tool's own go on from there. Gemini, and every answer that is plain JSON: silence.
 
 After the first upstream byte nothing is sent but a final error event.
 """
@@ -55,6 +57,7 @@ class Form(StrEnum):
     COMMENT = "comment"
     PING = "ping"
     OPENING = "opening"
+    PROGRESS = "progress"
 
 
 _STREAMED = {
@@ -66,15 +69,29 @@ _STREAMED = {
 }
 
 
-def form(dialect: Dialect, *, stream: bool, client: ClientKind = ClientKind.SDK) -> Form:
-    """The form of keep-alive this answer allows."""
+def form(
+    dialect: Dialect, *, stream: bool, client: ClientKind = ClientKind.SDK, token: bytes = b""
+) -> Form:
+    """The form of keep-alive this answer allows.
+
+    Args:
+        dialect: Of the route.
+        stream: The client takes a stream.
+        client: What it says it is.
+        token: JSON text of the progress token of an MCP request; b"" where it gave none.
+    """
+    if stream and dialect is Dialect.MCP and token:
+        return Form.PROGRESS
     if stream and dialect is Dialect.RESPONSES and client is ClientKind.CODEX:
         return Form.OPENING
     return _STREAMED.get(dialect, Form.SILENCE) if stream else Form.SILENCE
 
 
 def beat(kind: Form, opening: ResponsesOpening | None = None) -> bytes:
-    """The bytes of one keep-alive; b"" for silence. Responses need their stream's `opening`."""
+    """The bytes of one keep-alive; b"" for silence and for progress, which is counted.
+
+    Responses need their stream's `opening`.
+    """
     match kind:
         case Form.COMMENT:
             return COMMENT
@@ -82,8 +99,17 @@ def beat(kind: Form, opening: ResponsesOpening | None = None) -> bytes:
             return PING
         case Form.OPENING:
             return opening.keepalive() if opening is not None else b""
-        case Form.SILENCE:
+        case Form.SILENCE | Form.PROGRESS:
             return b""
+
+
+def progress(token: bytes, number: int) -> bytes:
+    """The n-th progress notification of a call that waits, counted from 1; `token` is JSON text."""
+    return (
+        b'event: message\ndata: {"jsonrpc":"2.0","method":"notifications/progress","params":'
+        b'{"progressToken":%b,"progress":%b,"message":"waiting"}}\n\n'
+        % (token, repr(-1 / number).encode())
+    )
 
 
 def hold_cap(dialect: Dialect, *, stream: bool) -> Micros:

@@ -388,17 +388,19 @@ def encoded_header(text: str) -> bytes:
     return b"=?base64?%b?=" % base64.b64encode(text.encode("utf-8", "surrogatepass"))
 
 
-def accepts(headers: HeaderList, kind: bytes) -> bool:
-    """Whether the client takes a media type; no `Accept` header takes everything."""
-    said = [value for name, value in headers if name == b"accept"]
-    if not said:
-        return True
-    family = kind.partition(b"/")[0] + b"/*"
-    for value in said:
-        for part in value.split(b","):
-            if part.partition(b";")[0].strip().lower() in (kind, family, b"*/*"):
-                return True
-    return False
+def takes_stream(headers: HeaderList) -> bool:
+    """Whether the client says by name that it takes a stream of events."""
+    return any(
+        name == b"accept" and b"text/event-stream" in value.lower() for name, value in headers
+    )
+
+
+def progress_token(message: Message) -> int | str | None:
+    """The token under which the client wants to hear of progress; None where it gave none."""
+    token = message.meta.get("progressToken")
+    if isinstance(token, int | str) and not isinstance(token, bool):
+        return token
+    return None
 
 
 def check_subject(message: Message) -> None:

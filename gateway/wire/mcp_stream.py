@@ -49,6 +49,12 @@ def block(raw: bytes) -> Block:
     return Block(lines, b"\n".join(data) if data else None, ident)
 
 
+def event(body: bytes) -> bytes:
+    """A message that came as a body, as the one event of a stream."""
+    data = b"".join(b"data: " + line + b"\n" for line in _LINES.split(body) if line)
+    return b"event: message\n" + data + b"\n"
+
+
 def written(event: Block, *, ident: bytes | None = None, data: bytes | None = None) -> bytes:
     """The block as bytes again.
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.upstream import TransportFault
-from tests.fixtures.tool_ground import Ground, Said, Servers, policy, result, text
+from tests.fixtures.tool_ground import Ground, Said, Servers, messages, policy, result, text
 from tests.sim.loop import run
 
 
@@ -198,7 +198,6 @@ def test_an_answer_under_a_foreign_id_is_not_the_answer():
         (Said(b"boom", status=500), 502, -31502),
         (Said(b"<html>", status=200), 502, -31502),
         (Said(b"[]", status=200), 502, -31502),
-        (Said({"x": 1}, status=429, headers=[(b"retry-after", b"3")]), 502, -31502),
         (Said(b"x" * (9 << 20)), 502, -31502),
         (Said(fault=TransportFault("connect", sent="nothing")), 502, -31502),
         (Said({"error": "no"}, status=401), 502, -31502),
@@ -207,6 +206,16 @@ def test_an_answer_under_a_foreign_id_is_not_the_answer():
 def test_what_is_no_message_becomes_an_error_under_the_callers_id(said, status, code):
     one, _ = played(lambda g: g.call("echo"), tools=lambda *_: said)
     assert (one.status, one.json["error"]["code"], one.json["id"]) == (status, code, 1)
+
+
+def test_a_refusal_after_a_long_wait_is_the_last_event_of_a_stream_kept_alive():
+    said = Said({"x": 1}, status=429, headers=[(b"retry-after", b"3")])
+    one, ground = played(lambda g: g.call("echo"), tools=lambda *_: said)
+    assert one.status == 200
+    assert one.complete
+    error = messages(one)[-1]
+    assert (error["error"]["code"], error["id"]) == (-31502, 1)
+    assert len(ground.servers.sent) > 1  # it asked for a wait, and so ran nothing
 
 
 def test_a_tool_not_declared_repeatable_runs_once_whatever_its_server_says():
