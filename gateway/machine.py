@@ -245,6 +245,10 @@ class Machine:
             )
             self.tools.sessions.on_deleted = self.sharing.session_deleted
             self.sharing.on_session = self.tools.sessions.deleted_elsewhere
+            self.tools.sessions.on_used = self.sharing.session_used
+            self.sharing.on_session_used = self.tools.sessions.used_elsewhere
+            store = self.sharing.store
+            self.tools.sessions.hears = lambda: not store.away
 
     def _sharing(self, rng: Rng) -> Sharing | None:
         """The fleet that settings or policy name; None: this process is alone."""
@@ -280,6 +284,7 @@ class Machine:
     def _mode_changed(self, mode: str) -> None:
         self.metrics.mode(mode)
         self.log.warning("admission_mode", mode=mode)
+        self.tools.sessions.missed()
 
     def _wire(self, rng: Rng, tickets: Tickets) -> Parts:
         clock, metrics, tools = self.clock, self.metrics, self.tools
@@ -481,13 +486,14 @@ class Machine:
         self.log.warning("breaker", scope=scope, state=breaker.state.value, reason=breaker.reason)
         self.resuming.poke()
 
-    def _swapped(self, _old: Snapshot, new: Snapshot) -> None:
+    def _swapped(self, old: Snapshot, new: Snapshot) -> None:
         self._redact.replace(secrets_of(new))
         self.log.level = self._level or new.logs.level
         self.credentials.health.clear()
         self.breakers.renew()
         for pool in pools_of(new):
             self.store.follow(pool)
+        self.tools.changes.policy(old, new)
         if self.spawn is not None:
             self.spawn(self.tools.keep(new.servers))
             # Pools of upstreams that are gone close when the last call pinned to them ends.

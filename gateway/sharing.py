@@ -59,6 +59,7 @@ class Sharing:
         revoked: Ids of principals that are refused, whatever policy says.
         server: Name and version of the store, "" while it has never answered.
         on_session: Called with the id of a tool session that was ended at another gateway.
+        on_session_used: Called with the id of one that another gateway serves.
     """
 
     def __init__(  # noqa: PLR0913 - what the process owns, each once
@@ -99,6 +100,7 @@ class Sharing:
         self._on_policy: Callable[[], None] | None = None
         self._on_loops: Callable[[str], object] | None = None
         self.on_session: Callable[[str], None] | None = None
+        self.on_session_used: Callable[[str], None] | None = None
         self._hearing = ""
         self._changed: dict[str, int] = {}
 
@@ -218,6 +220,10 @@ class Sharing:
         """A client ended its tool session here, so nobody in the fleet honors it."""
         self._tell("session", session, {"at": self._wall()}, keep=False)
 
+    def session_used(self, session: str) -> None:
+        """A tool session is served here: nobody ends it for being idle elsewhere."""
+        self._tell("session_used", session, {"at": self._wall()}, keep=False)
+
     def _tell(self, kind: str, name: str, item: dict[str, Any], *, keep: bool = True) -> None:
         raw = orjson.dumps({"kind": kind, "name": name, "by": self.store.gateway, **item})
         self._spawn(self._send(kind, name, raw, keep=keep))
@@ -256,6 +262,8 @@ class Sharing:
                 self._on_loops(name)
             elif by != self.store.gateway and kind == "session" and self.on_session is not None:
                 self.on_session(name)
+            elif by != self.store.gateway and kind == "session_used" and self.on_session_used:
+                self.on_session_used(name)
         except (ValueError, KeyError, TypeError):
             logger.warning("news_unreadable", extra={"bytes": len(raw)})
 

@@ -105,6 +105,7 @@ class Exchanges:
     Attributes:
         lines: How each server is spoken to.
         spawn: How a task gets an owner; set before the first call.
+        on_notice: Called with server and method of every notification that passes in an answer.
     """
 
     def __init__(self, sender: Sender, clock: Clock) -> None:
@@ -112,6 +113,7 @@ class Exchanges:
         self._sender = sender
         self.lines = Lines(sender, clock)
         self.spawn: Spawn | None = None
+        self.on_notice: Callable[[str, object], None] | None = None
 
     def listed(self, server: Server) -> Iterable[str]:
         """Names of tools that the server is known to have."""
@@ -160,6 +162,7 @@ class Exchanges:
             other=way.other,
             rename_event=way.rename,
         )
+        passage.on_notice = self.on_notice
         call.upstream_status = incoming.status
         reply = await self._answer(call, tool, incoming, passage)
         if way.pooled is not None and self.spawn is not None:

@@ -20,6 +20,8 @@ from gateway.tools import access
 from gateway.tools.access import SEPARATOR
 from gateway.tools.exchange import MOST_PAGES, remember
 from gateway.tools.lines import request, stateless_meta
+from gateway.tools.lists import LONGEST as LONGEST_LIFE
+from gateway.tools.lists import lifetime
 from gateway.tools.remote import Ask, routing
 from gateway.units import MICRO
 from gateway.wire import mcp
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from gateway.clock import Clock
     from gateway.snapshot import Server
     from gateway.tools.lines import Lines, Peer
+    from gateway.tools.lists import Lists
     from gateway.units import Micros
     from gateway.wire.mcp import Message
 
@@ -91,10 +94,11 @@ def original(server: str, name: str, listed: Iterable[str]) -> str | None:
 class Federation:
     """Lists of all servers, and routes by name or by URI."""
 
-    __slots__ = ("_away", "_clock", "_lines", "_uris")
+    __slots__ = ("_away", "_clock", "_lines", "_lists", "_uris")
 
-    def __init__(self, lines: Lines, clock: Clock) -> None:
+    def __init__(self, lines: Lines, lists: Lists, clock: Clock) -> None:
         self._lines = lines
+        self._lists = lists
         self._clock = clock
         self._away: dict[str, tuple[Micros, str]] = {}
         self._uris: dict[str, dict[str, None]] = {}
@@ -108,35 +112,41 @@ class Federation:
             asked = [group.create_task(self._from(server, principal, method)) for server in servers]
         items: list[Any] = []
         status: dict[str, str] = {}
+        lifetimes: list[Micros] = []
         for server, task in zip(servers, asked, strict=True):
             found = task.result()
             if isinstance(found, str):
                 status[server.name] = found
+                lifetimes.append(0)
             else:
-                items += found
+                items += found[0]
+                lifetimes.append(found[1])
         result: dict[str, Any] = {
             "resultType": "complete",
             LISTS[method]: items,
-            "ttlMs": 0,
+            "ttlMs": min(lifetimes, default=0) // 1_000,
             "cacheScope": "private",
         }
         if status:
             result["_meta"] = {STATUS: status}
         return result
 
-    async def _from(self, server: Server, principal: Principal, method: str) -> list[Any] | str:
-        """One server's items under their public names, or why there are none."""
+    async def _from(
+        self, server: Server, principal: Principal, method: str
+    ) -> tuple[list[Any], Micros] | str:
+        """One server's items under their public names and how long they stand, or why not."""
         until, why = self._away.get(server.name, (0, ""))
         if self._clock.now() < until:
             return why
         try:
             with Expiry(self._clock, PATIENCE):
-                items = await self.items(server, principal, method)
+                items, lasts = await self.items(server, principal, method)
         except (GatewayError, TimeoutError) as error:
             why = error.message if isinstance(error, GatewayError) else "no answer in time"
             self._away[server.name] = (self._clock.now() + AWAY, why)
             return why
-        return [shown for item in items if (shown := self._shown(server, principal, method, item))]
+        shown = [self._shown(server, principal, method, item) for item in items]
+        return [item for item in shown if item], lasts
 
     def _shown(self, server: Server, principal: Principal, method: str, item: Any) -> Any:  # noqa: ANN401 - a list's item
         """The item as this identity may see it; None where it may not."""
@@ -153,8 +163,10 @@ class Federation:
             return None
         return {**item, "name": public(server.name, name)}
 
-    async def items(self, server: Server, principal: Principal, method: str) -> list[Any]:
-        """All items of one server's list, as it knows them.
+    async def items(
+        self, server: Server, principal: Principal, method: str
+    ) -> tuple[list[Any], Micros]:
+        """All items of one server's list as it knows them, and how long they may be remembered.
 
         Raises:
             UpstreamFault: It cannot be asked.
@@ -162,8 +174,10 @@ class Federation:
         peer = self._lines.of(server)
         items: list[Any] = []
         params: dict[str, Any] = {}
+        lasts = LONGEST_LIFE
         for _ in range(MOST_PAGES):
             result = await self._page(peer, principal, method, params)
+            lasts = min(lasts, lifetime(result))
             if method == "tools/list":
                 remember(peer, result)
             page = result.get(LISTS[method])
@@ -172,16 +186,26 @@ class Federation:
             if not isinstance(cursor, str) or len(items) >= MOST_ITEMS:
                 break
             params = {"cursor": cursor}
-        return items[:MOST_ITEMS]
+        return items[:MOST_ITEMS], lasts
 
     async def _page(
         self, peer: Peer, principal: Principal, method: str, params: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """One page; {} where the server has no such list."""
         if await self._lines.era(peer) is Era.STATELESS:
+            cursor = params.get("cursor")
+            known = self._lists.find(peer.server, principal.id, method, cursor)
+            if known is not None:
+                return known
             body = request(method, {**params, "_meta": stateless_meta()})
             ask = Ask(body=body, headers=routing(method, mcp.STATELESS_VERSIONS[0], ""))
-            return (await self._lines.plain(peer.server, ask)).result or {}
+            answer = await self._lines.plain(peer.server, ask)
+            if answer.result is not None:
+                size = len(answer.raw)
+                self._lists.keep(
+                    peer.server, principal.id, method, cursor, answer.result, size=size
+                )
+            return answer.result or {}
         for _ in range(2):
             upstream = await self._lines.upstream(peer, principal.id)
             body = b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (

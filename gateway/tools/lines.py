@@ -161,7 +161,9 @@ class Lines:
     def of(self, server: Server) -> Peer:
         """The peer of this server; a new policy's server is another one if it is elsewhere."""
         peer = self._peers.get(server.name)
-        if peer is None or _place(peer.server) != _place(server):
+        if peer is not None and peer.server is server:
+            return peer
+        if peer is None or place(peer.server) != place(server):
             peer = self._peers[server.name] = Peer(server)
         peer.server = server
         return peer
@@ -370,5 +372,6 @@ def _holder(peer: Peer, principal: str) -> str:
     return "" if peer.server.command else principal
 
 
-def _place(server: Server) -> tuple[object, ...]:
+def place(server: Server) -> tuple[object, ...]:
+    """Where a server is: under the same name, another place is another server."""
     return server.provider.base_url, server.target, server.command, server.cwd, server.env

@@ -57,11 +57,12 @@ class Passage:
     Attributes:
         answered: The response has passed; whatever follows is dropped.
         failed: It was a JSON-RPC error: its code, else 0.
+        on_notice: Called with the server and the method of each notification or request in it.
     """
 
     __slots__ = (
         "_adapt", "_own", "_rename_event", "_server", "_their", "_tool", "answered", "failed",
-        "other", "resumable",
+        "on_notice", "other", "resumable",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - what an answer becomes, each edit once
@@ -94,6 +95,7 @@ class Passage:
         self._adapt = adapt
         self._rename_event = rename_event
         self.other = other
+        self.on_notice: Callable[[str, object], None] | None = None
         self.answered = False
         self.failed = 0
         self.resumable = False
@@ -112,6 +114,8 @@ class Passage:
         if not isinstance(parsed, dict):
             raise self._malformed("it is not a JSON-RPC message")
         if "method" in parsed:
+            if self.on_notice is not None:
+                self.on_notice(self._server.name, parsed["method"])
             return self.other(parsed, raw)
         if not self._is_ours(parsed, raw):
             return None

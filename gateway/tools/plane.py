@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gateway.snapshot import Server
     from gateway.tools.exchange import Exchanges
     from gateway.tools.federation import Federation
+    from gateway.tools.lists import Lists
     from gateway.tools.sessions import Session, Sessions
     from gateway.tools.streams import Streams
     from gateway.units import Rng
@@ -53,6 +54,7 @@ class Plane:
         sessions: Sessions,
         members: Federation,
         streams: Streams,
+        lists: Lists,
         rng: Rng,
     ) -> None:
         self._exchanges = exchanges
@@ -60,6 +62,7 @@ class Plane:
         self.sessions = sessions
         self._members = members
         self._streams = streams
+        self._lists = lists
         self._rng = rng
         self.on_tools: Callable[[Server, object], None] | None = None
 
@@ -90,8 +93,6 @@ class Plane:
         if call.method == "DELETE":
             await self._close(server, session)
             return _empty(200)
-        if server is None or not session.exclusive:
-            raise MethodNotAllowed("This session has no stream of its own", allow="POST, DELETE")
         return await self._streams.standing(call, server, session)
 
     async def _close(self, server: Server | None, session: Session) -> None:
@@ -103,7 +104,6 @@ class Plane:
         """Sessions that nobody uses are closed, at their servers too; how many."""
         idle = self.sessions.idle()
         for session in idle:
-            self.sessions.close(session)
             peer = self._lines.named(session.server)
             if peer is not None and session.exclusive and session.theirs:
                 headers = session_headers(session.theirs, session.version)
@@ -239,6 +239,12 @@ class Plane:
             stateless=message.era is Era.STATELESS,
             conversation=session,
         )
+        # In a session of its own a server may list otherwise than in another.
+        if message.method in mcp_bridge.LISTS and not (session is not None and session.exclusive):
+            known = self._listed(message, principal, server)
+            if known is not None:
+                return known
+            tool.gates.append(lambda result: self._keep(tool, principal, result))
         if message.method == "tools/list":
             peer = self._lines.of(server)
             tool.gates.append(lambda result: remember(peer, result))
@@ -248,6 +254,23 @@ class Plane:
         elif message.method in mcp_bridge.LISTS and tool.stateless:
             tool.gates.append(private)
         return await self._exchanges.ask(call, tool)
+
+    def _listed(self, message: Message, principal: Principal, server: Server) -> Reply | None:
+        """The page that its server lets us remember, as this identity may see it; None for none."""
+        cursor = message.params.get("cursor")
+        page = self._lists.find(server, principal.id, message.method, cursor)
+        if page is None:
+            return None
+        seen = filtered(page, principal, server) if message.method == "tools/list" else None
+        result = orjson.Fragment(seen if seen is not None else private(page))
+        body = orjson.dumps({"jsonrpc": "2.0", "id": orjson.Fragment(message.id), "result": result})
+        return whole_reply(200, body)
+
+    def _keep(self, tool: ToolCall, principal: Principal, result: Mapping[str, Any]) -> None:
+        cursor = tool.message.params.get("cursor")
+        self._lists.keep(
+            tool.server, principal.id, tool.method, cursor, result, size=tool.result_bytes
+        )
 
     async def _federated(self, call: Call, message: Message, principal: Principal) -> Reply:
         if message.method in mcp_bridge.LISTS:
@@ -287,7 +310,7 @@ def filtered(result: Mapping[str, Any], principal: Principal, server: Server) ->
     return orjson.dumps({**result, "tools": seen, "cacheScope": "private"})
 
 
-def private(result: Mapping[str, Any]) -> bytes | None:
+def private(result: Mapping[str, Any]) -> bytes:
     """The list for one identity's eyes only: which servers answer depends on who asks."""
     return orjson.dumps({**result, "cacheScope": "private"})
 

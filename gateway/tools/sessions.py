@@ -6,6 +6,10 @@ one, and bound to its principal, so nobody can use another's. What a process kee
 convenience, bounded and forgotten when idle: ids in flight, a server's newer session after one was
 lost, and which ids were closed here.
 
+In a fleet several processes may serve one session. Each tells the others now and then which ones
+it uses (`on_used`), and none ends a session at its server for being idle here while another may
+still have heard from its client, nor while it cannot hear the others.
+
 Weakness: until processes share a store, an id closed in one of them is still known to the others,
 where the server behind it says that it is gone.
 """
@@ -42,6 +46,8 @@ MOST_CLOSED = 20_000
 """Closed ids remembered."""
 IDLE: Micros = 1_800 * MICRO
 """Unused for so long, a session is closed, at its server too."""
+TELL: Micros = IDLE // 6
+"""In a fleet, the others hear at most so much later that a session is still used."""
 LONGEST_LIFE = 86_400
 """Seconds after which no id is honored any more."""
 
@@ -62,7 +68,9 @@ class Session:
             process that did not see it.
         again: What begins it anew at its server, while somebody does.
         in_flight: Ids of requests under way, with what cancels each.
-        used: Instant of its last use.
+        streams: Standing streams that are open.
+        used: Instant of its last use, here or elsewhere in a fleet as far as it was told.
+        told: When the fleet was last told of a use here.
     """
 
     id: str
@@ -74,7 +82,14 @@ class Session:
     initialize: Any = field(default_factory=dict)
     again: Any = None
     in_flight: dict[bytes, Callable[[], None]] = field(default_factory=dict)
+    streams: int = 0
     used: Micros = 0
+    told: Micros = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something of it is under way here."""
+        return bool(self.in_flight) or self.streams > 0
 
 
 class Sessions:
@@ -86,6 +101,9 @@ class Sessions:
 
     Attributes:
         on_deleted: Called with the id of a session that its client ended, for the rest of a fleet.
+        on_used: Called with the id of a session that is used here, every `TELL` at most, for the
+            rest of a fleet; None: this process is alone.
+        hears: Whether the others of a fleet can be heard now.
     """
 
     def __init__(self, key: bytes, *, now: Callable[[], Micros], wall: Callable[[], float]) -> None:
@@ -96,6 +114,9 @@ class Sessions:
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._serial = 0
         self.on_deleted: Callable[[str], None] | None = None
+        self.on_used: Callable[[str], None] | None = None
+        self.hears: Callable[[], bool] = lambda: True
+        self._missed: Micros | None = None
 
     def __len__(self) -> int:
         """Sessions remembered."""
@@ -127,6 +148,7 @@ class Sessions:
             exclusive=theirs is not None,
             tag=tag,
             initialize=initialize or {},
+            told=self._now(),  # nobody else knows of it yet
         )
         self._remember(session)
         return session
@@ -197,11 +219,28 @@ class Sessions:
         return blake2b(body, key=self._key[:64], digest_size=TAG).digest()
 
     def _remember(self, session: Session) -> None:
-        session.used = self._now()
+        self._use(session, self._now())
         self._known[session.id] = session
         self._known.move_to_end(session.id)
         while len(self._known) > MOST_SESSIONS:
             self._known.popitem(last=False)
+
+    def _use(self, session: Session, now: Micros) -> None:
+        session.used = now
+        if self.on_used is not None and session.exclusive and now - session.told >= TELL:
+            session.told = now
+            self.on_used(session.id)
+
+    def used_elsewhere(self, text: str) -> None:
+        """Another process of the fleet has served it."""
+        session = self._known.get(text)
+        if session is not None:
+            session.used = self._now()
+            self._known.move_to_end(text)
+
+    def missed(self) -> None:
+        """What others told just now may not have been heard."""
+        self._missed = self._now()
 
     def delete(self, session: Session) -> None:
         """Its client ended it: closed here, and told to whoever else may serve it."""
@@ -230,14 +269,34 @@ class Sessions:
             self._closed.popitem(last=False)
 
     def idle(self) -> list[Session]:
-        """Sessions unused for `IDLE` with nothing under way; the caller closes them."""
-        until = self._now() - IDLE
+        """Sessions that nobody uses, forgotten here; the caller ends them at their servers.
+
+        Alone, that is after `IDLE` without a use, and their ids are honored no more. In a fleet it
+        is `TELL` later, since so late one may hear of a use elsewhere; and an id goes on to be
+        honored, since another process may have heard from its client just now: then it is begun
+        anew behind it.
+        """
+        now = self._now()
+        until = now - IDLE
+        if self.on_used is not None:
+            until -= TELL
+            if not self.hears():
+                self.missed()
+            if self._missed is not None and self._missed > until:
+                return []
         found = []
-        for session in self._known.values():
+        for session in list(self._known.values()):
             if session.used > until:
                 break
-            if not session.in_flight:
-                found.append(session)
+            if session.busy:
+                self._use(session, now)
+                self._known.move_to_end(session.id)
+                continue
+            found.append(session)
+            if self.on_used is None:
+                self.close(session)
+            else:
+                del self._known[session.id]
         return found
 
 

@@ -83,7 +83,14 @@ class Waiting:
 class Child:
     """One running process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, generation: int) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        generation: int,
+        on_notice: Callable[[object], None] | None = None,
+    ) -> None:
+        """Listen. `on_notice` is called with the method of each notification."""
+        self._on_notice = on_notice
         self.process = process
         self.generation = generation
         self.waiting: dict[int, Waiting] = {}
@@ -150,6 +157,8 @@ class Child:
 
     def _notification(self, parsed: dict[str, Any], raw: bytes) -> None:
         """For the request whose progress it tells, or for the only one there is."""
+        if self._on_notice is not None:
+            self._on_notice(parsed["method"])
         params = parsed.get("params")
         if parsed["method"] == "notifications/progress" and isinstance(params, dict):
             number = params.get("progressToken")
@@ -259,6 +268,9 @@ class Pipes:
         environment: Of this process; a child gets `OURS` of it.
         spawn: How a task gets an owner; set before the first message.
         on_line: Called with server and line for each line of standard error.
+
+    Attributes:
+        on_notice: Called with server and method of each notification, whoever it is for.
     """
 
     def __init__(
@@ -275,6 +287,7 @@ class Pipes:
         self._kept: dict[str, Kept] = {}
         self.spawn: Spawn | None = None
         self.on_line = on_line
+        self.on_notice: Callable[[str, object], None] | None = None
 
     def running(self) -> dict[str, int]:
         """Process ids by server."""
@@ -407,12 +420,16 @@ class Pipes:
                 code="connect_failed",
             ) from error
         kept.generation += 1
-        child = Child(process, kept.generation)
+        child = Child(process, kept.generation, lambda method: self._noticed(server.name, method))
         self._bound(server, process.pid)
         assert self.spawn is not None  # noqa: S101 - set before the first message
         self.spawn(self._listen(kept, child))
         self.spawn(self._read_errors(server.name, child))
         return child
+
+    def _noticed(self, server: str, method: object) -> None:
+        if self.on_notice is not None:
+            self.on_notice(server, method)
 
     def _bound(self, server: Server, pid: int) -> None:
         """The process may use no more than policy allows; its own children inherit it."""

@@ -7,8 +7,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from gateway.errors import UpstreamFault
+from gateway.tools.changes import Changes
 from gateway.tools.exchange import Exchanges
 from gateway.tools.federation import Federation
+from gateway.tools.lists import Lists
 from gateway.tools.plane import Plane
 from gateway.tools.sessions import Sessions
 from gateway.tools.stdio import Pipes, Senders
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from gateway.clock import Clock
     from gateway.snapshot import Server
-    from gateway.tools.exchange import Spawn
+    from gateway.tools.changes import Spawn
     from gateway.tools.remote import Remote
     from gateway.units import Rng
 
@@ -47,13 +49,17 @@ class Tools:
         self.exchanges = Exchanges(sender, clock)
         self.lines = self.exchanges.lines
         self.sessions = Sessions(key, now=clock.now, wall=clock.wall)
-        self.members = Federation(self.lines, clock)
-        self.streams = Streams(self.lines, sender, clock)
-        self.plane = Plane(self.exchanges, self.sessions, self.members, self.streams, rng)
+        lists = Lists(clock.now)
+        self.members = Federation(self.lines, lists, clock)
+        self.changes = Changes(self.lines, sender, clock, rng)
+        self.changes.on_changed = lists.forget
+        self.exchanges.on_notice = self.pipes.on_notice = self.changes.noticed
+        self.streams = Streams(self.lines, sender, self.changes, clock)
+        self.plane = Plane(self.exchanges, self.sessions, self.members, self.streams, lists, rng)
 
     def owned_by(self, spawn: Spawn) -> None:
         """Tasks have an owner from now on."""
-        self.exchanges.spawn = self.pipes.spawn = spawn
+        self.exchanges.spawn = self.pipes.spawn = self.changes.spawn = spawn
 
     async def run(self) -> None:
         """Idle sessions are closed, until cancelled."""
@@ -81,6 +87,7 @@ class Tools:
             "client": len(self.sessions),
             "stream": self.streams.open,
             "command": len(self.pipes.running()),
+            "listening": self.changes.listening,
         }
 
     async def keep(self, servers: Mapping[str, Server]) -> None:
@@ -91,5 +98,6 @@ class Tools:
 
     async def close(self) -> None:
         """Sessions at servers are ended, and so are commands."""
+        await self.changes.close()
         await self.lines.close()
         await self.pipes.close()

@@ -34,7 +34,7 @@ async def member(url: str, prefix: str, name: str):
         cold=False, stamp=int, on_mode=lambda _mode: None,
     )  # fmt: skip
     seen = SimpleNamespace(
-        sharing=sharing, clock=clock, policy=0, changes=[], loops=[], sessions=[]
+        sharing=sharing, clock=clock, policy=0, changes=[], loops=[], sessions=[], used=[]
     )
 
     def changed(scope, breaker):
@@ -47,6 +47,7 @@ async def member(url: str, prefix: str, name: str):
     seen.breakers = Breakers(on_change=changed, on_failure=sharing.breaker_failed)
     sharing.connect(seen.breakers, lambda: RULES, policy, seen.loops.append)
     sharing.on_session = seen.sessions.append
+    sharing.on_session_used = seen.used.append
     running = asyncio.create_task(sharing.run())
     await asyncio.sleep(0.2)
     try:
@@ -242,6 +243,9 @@ def test_an_edited_policy_makes_the_others_look_at_once(valkey, prefix):
             one.sharing.session_deleted("signed-id")
             assert await soon(lambda: two.sessions == ["signed-id"]) < 1
             assert one.sessions == []
+            one.sharing.session_used("signed-id")
+            assert await soon(lambda: two.used == ["signed-id"]) < 1
+            assert one.used == []
 
     asyncio.run(run())
 

@@ -414,3 +414,114 @@ def test_what_a_process_remembers_of_sessions_is_bounded_and_idle_ones_end_at_th
     (kept, swept, left), *_ = played(play, old=server)
     assert (kept, swept, left) == (3, 3, 0)
     assert len(server.known) == 2  # those that were forgotten before
+
+
+def test_a_session_with_an_open_stream_is_not_idle():
+    async def play(ground, client):
+        await client.begin()
+        server.streams = [Said(steps=[1e6])]
+        one = ground.stage.request("GET", "/mcp/up", client.headers(), b"")
+        await asyncio.sleep(sessions.IDLE / 1e6 + 1)
+        swept = await ground.world.tools.plane.sweep()
+        one.leave()
+        await one.done()
+        await asyncio.sleep(sessions.IDLE / 1e6 + 1)
+        return swept, await ground.world.tools.plane.sweep()
+
+    server = OldServer()
+    (during, after), *_ = played(play, old=server)
+    assert (during, after) == (0, 1)
+
+
+# --- a fleet --------------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Gateways that hear from each other, with the ears of some stopped."""
+
+    def __init__(self, *grounds):
+        self.all = [ground.world.tools.sessions for ground in grounds]
+        self.told = 0
+        self.away = False
+        for one in self.all:
+            one.on_used = self._told(one)
+            one.hears = lambda: not self.away
+
+    def _told(self, speaker):
+        def tell(text):
+            self.told += 1
+            for one in self.all:
+                if one is not speaker and not self.away:
+                    one.used_elsewhere(text)
+
+        return tell
+
+
+def in_fleet(play):
+    async def main():
+        server = OldServer()
+        servers = Servers(tools=server)
+        async with Ground(AUTO, servers) as here, Ground(AUTO, servers) as there:
+            client = OldClient(here)
+            await client.begin()
+            return await play(here, there, client, Fleet(here, there)), server
+
+    return run(main())
+
+
+def test_a_session_that_another_gateway_serves_is_not_ended_by_one_that_forgot_it():
+    async def play(here, there, client, fleet):
+        client.ground = there
+        swept = 0
+        for _ in range(12):  # two hours, all of them there
+            await asyncio.sleep(600)
+            assert (await client.call("echo")).status == 200
+            swept += await here.world.tools.plane.sweep()
+        return swept, fleet.told
+
+    (swept, told), server = in_fleet(play)
+    assert swept == 0
+    assert server.known == {"up-1": 12}
+    assert told <= 12 + 1
+
+
+def test_a_session_that_nobody_uses_is_ended_at_its_server_in_a_fleet_too():
+    async def play(here, there, client, _fleet):
+        client.ground = there
+        await client.call("echo")
+        await asyncio.sleep((sessions.IDLE + sessions.TELL) / 1e6 + 1)
+        swept = [await one.world.tools.plane.sweep() for one in (here, there)]
+        return swept, await client.call("echo")
+
+    (swept, later), server = in_fleet(play)
+    assert swept == [1, 1]
+    assert later.status == 200  # begun anew behind the same id
+    assert server.begun == 2
+
+
+def test_nothing_is_ended_while_the_others_cannot_be_heard():
+    async def play(here, there, client, fleet):
+        client.ground = there
+        fleet.away = True
+        await asyncio.sleep(1500)
+        await client.call("echo")
+        await asyncio.sleep(1500)
+        deaf = await here.world.tools.plane.sweep()
+        fleet.away = False
+        back = await here.world.tools.plane.sweep()
+        await asyncio.sleep((sessions.IDLE + sessions.TELL) / 1e6 + 1)
+        return deaf, back, await here.world.tools.plane.sweep()
+
+    (deaf, back, later), _ = in_fleet(play)
+    assert (deaf, back, later) == (0, 0, 1)
+
+
+def test_frequent_use_is_told_seldom():
+    async def play(_here, _there, client, fleet):
+        for _ in range(100):
+            await asyncio.sleep(6)
+            await client.call("echo")
+        return fleet.told
+
+    told, _ = in_fleet(play)
+    assert 1 <= told <= 3

@@ -1,0 +1,406 @@
+"""Lists that change: how the gateway hears of it, and who is told.
+
+Two kinds of stream stand for a client. *Feeds* are the gateway's own: of the federation, and
+wherever a client's era has a stream and its server's has none. *Standing* ones pass a server's
+through (`streams.py`). A change of policy is told to both; a change at a server to feeds alone,
+since whoever listens to the server hears it there.
+
+The gateway listens to a server only while some feed is about it, over one connection, whoever the
+feeds belong to: with its own credential every list is the same. What servers say in other streams
+that pass is heard as well. Where a server does not announce changes, nobody can tell of them.
+Changes are told by kind, never counted: a client that reads slowly hears each kind once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import orjson
+
+from gateway.clock import Expiry
+from gateway.errors import GatewayError, UpstreamFault
+from gateway.tools import access
+from gateway.tools.lines import ASKING, REMEMBERED, place, request, stateless_meta
+from gateway.tools.remote import Ask, routing
+from gateway.units import MICRO
+from gateway.upstream import TransportFault, pass_on
+from gateway.wire import headers as wire_headers
+from gateway.wire import mcp, mcp_stream, sse
+from gateway.wire.mcp import Era
+from gateway.wire.sse import Blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from gateway.call import Principal
+    from gateway.clock import Clock, Timer
+    from gateway.snapshot import Server, Snapshot
+    from gateway.tools.lines import Lines, Peer
+    from gateway.tools.remote import Sender
+    from gateway.units import Micros, Rng
+    from gateway.upstream import Incoming, Take
+    from gateway.wire.mcp import Message
+
+    Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+KINDS = ("tools", "prompts", "resources")
+"""What a server lists."""
+METHODS = {f"notifications/{kind}/list_changed": kind for kind in KINDS}
+OURS = "tidegate:changes"
+"""Whose session the gateway listens in, where a server keeps sessions."""
+EVERY: Micros = 15 * MICRO
+"""A feed without news says so often that it is alive."""
+FIRST_PAUSE: Micros = MICRO
+LONGEST_PAUSE: Micros = 60 * MICRO
+"""Between two tries to listen to a server."""
+LONGEST: Micros = 3_600 * MICRO
+"""How long one connection is listened to: a peer that vanished says nothing for ever."""
+
+
+class Listener(Protocol):
+    """A client's stream that stands.
+
+    Attributes:
+        principal: Whose it is.
+        server: Of its mount; "" for the federation.
+    """
+
+    principal: Principal
+    server: str
+
+    def tell(self, kind: str) -> None:
+        """A list of this kind has changed; nothing happens where nobody asked for such news."""
+        ...
+
+
+def said_of(kind: str, subscription: bytes) -> bytes:
+    """The event that tells of a change.
+
+    Args:
+        kind: Of the list.
+        subscription: JSON text of the subscription's id; b"" in the session era.
+    """
+    event: dict[str, Any] = {"jsonrpc": "2.0", "method": f"notifications/{kind}/list_changed"}
+    if subscription:
+        event["params"] = {"_meta": {mcp.META_SUBSCRIPTION: orjson.Fragment(subscription)}}
+    return sse.frame(orjson.dumps(event))
+
+
+class Asked(NamedTuple):
+    """What a client's stream is to tell of.
+
+    Attributes:
+        kinds: Of lists.
+        subscription: JSON text of its id in the stateless era; b"" in the session era.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    subscription: bytes = b""
+
+
+def asked_by(message: Message) -> Asked:
+    """What a subscription of the stateless era asks for."""
+    said = message.params.get("notifications")
+    if not isinstance(said, dict):
+        return Asked((), message.id)
+    kinds = tuple(kind for kind in KINDS if said.get(f"{kind}ListChanged") is True)
+    return Asked(kinds, message.id)
+
+
+SESSION = Asked()
+"""What every stream of the session era tells of."""
+
+
+class Feed:
+    """The source of a stream of the gateway's own: first words, then which lists have changed."""
+
+    __slots__ = ("_asked", "_clock", "_due", "_first", "_said", "_wake", "principal", "server")
+
+    def __init__(
+        self, principal: Principal, server: str, clock: Clock, asked: Asked = SESSION
+    ) -> None:
+        """Prepare.
+
+        Args:
+            principal: Whose it is.
+            server: Of its mount; "" for the federation.
+            clock: For signs of life.
+            asked: What it tells of; in the stateless era its first words acknowledge that.
+        """
+        self.principal = principal
+        self.server = server
+        self._clock = clock
+        self._asked = asked
+        self._due: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._said: AsyncIterator[bytes] | None = None
+        self._first = b":\n\n"
+        if asked.subscription:
+            event = {
+                "jsonrpc": "2.0",
+                "method": "notifications/subscriptions/acknowledged",
+                "params": {
+                    "notifications": {f"{kind}ListChanged": True for kind in asked.kinds},
+                    "_meta": {mcp.META_SUBSCRIPTION: orjson.Fragment(asked.subscription)},
+                },
+            }
+            self._first = sse.frame(orjson.dumps(event))
+
+    def tell(self, kind: str) -> None:
+        """See `Listener`."""
+        if kind in self._asked.kinds:
+            self._due[kind] = None
+            self._wake.set()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The first words, then news as it comes, and signs of life between."""
+        yield self._first
+        while True:
+            timer: Timer = self._clock.after(EVERY, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+            self._wake.clear()
+            due, self._due = self._due, {}
+            yield b"".join(said_of(kind, self._asked.subscription) for kind in due) or b":\n\n"
+
+    async def pass_to(self, take: Take) -> bool:
+        """As `chunks`."""
+        self._said = self._said or self.chunks()
+        return await pass_on(self._said, take)
+
+    async def close(self, *, reuse: bool) -> None:
+        """Nothing to give back."""
+
+
+class Changes:
+    """Who listens, and what the gateway listens to for them.
+
+    Attributes:
+        spawn: How a task gets an owner; set before the first stream.
+        on_changed: Called with server and kind of every change at a server.
+    """
+
+    def __init__(self, lines: Lines, sender: Sender, clock: Clock, rng: Rng) -> None:
+        self._lines = lines
+        self._sender = sender
+        self._clock = clock
+        self._rng = rng
+        self._feeds: dict[Feed, frozenset[str]] = {}
+        self._standing: set[Listener] = set()
+        self._servers: Mapping[str, Server] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.spawn: Spawn | None = None
+        self.on_changed: Callable[[str, str], None] | None = None
+
+    @property
+    def listening(self) -> int:
+        """Servers listened to."""
+        return len(self._tasks)
+
+    # --- who is told -----------------------------------------------------------------------------
+
+    def enter(self, listener: Listener, snapshot: Snapshot) -> None:
+        """The stream stands: it is told from now on."""
+        if not isinstance(listener, Feed):
+            self._standing.add(listener)
+            return
+        self._servers = snapshot.servers
+        self._feeds[listener] = _about(listener, snapshot)
+        self._attend()
+
+    def leave(self, listener: Listener) -> None:
+        """The stream has ended."""
+        self._standing.discard(listener)
+        if isinstance(listener, Feed) and self._feeds.pop(listener, None) is not None:
+            self._attend()
+
+    def changed(self, server: str, kind: str) -> None:
+        """A list of that server is another one."""
+        if self.on_changed is not None:
+            self.on_changed(server, kind)
+        for feed, about in self._feeds.items():
+            if server in about:
+                feed.tell(kind)
+
+    def noticed(self, server: str, method: object) -> None:
+        """The server has sent this notification to somebody."""
+        kind = METHODS.get(method) if isinstance(method, str) else None
+        if kind is not None:
+            self.changed(server, kind)
+
+    def policy(self, old: Snapshot, new: Snapshot) -> None:
+        """Another policy is in force: whoever may see other lists now is told."""
+        self._servers = new.servers
+        for listener in (*self._standing, *self._feeds):
+            if _view(listener, old) != _view(listener, new):
+                for kind in KINDS:
+                    listener.tell(kind)
+        for feed in self._feeds:
+            self._feeds[feed] = _about(feed, new)
+        self._attend()
+
+    # --- what is heard ---------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """The servers that some feed is about are listened to, and no others."""
+        about = {name for names in self._feeds.values() for name in names if name in self._servers}
+        for name in list(self._tasks):
+            if name not in about:
+                self._tasks.pop(name).cancel()
+        if self.spawn is not None:
+            for name in sorted(about - self._tasks.keys()):
+                self._tasks[name] = self.spawn(self._listen(name))
+
+    async def _listen(self, name: str) -> None:
+        """The server is heard until nobody wants to know."""
+        pause, stood = FIRST_PAUSE, False
+        while (server := self._servers.get(name)) is not None:
+            began = self._clock.now()
+            try:
+                speaks = await self._heard(server, again=stood)
+            except (GatewayError, TransportFault, TimeoutError):
+                speaks = True  # it may the next time
+            if not speaks:
+                await self._clock.sleep(REMEMBERED / MICRO)
+                continue
+            stood = stood or self._clock.now() - began >= ASKING
+            pause = FIRST_PAUSE if self._clock.now() - began >= LONGEST_PAUSE else pause
+            await self._clock.sleep(self._rng.uniform(pause / 2, pause) / MICRO)
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    async def _heard(self, server: Server, *, again: bool) -> bool:
+        """The server was heard until it hung up; False where it has nothing to say.
+
+        Args:
+            server: Whom to hear.
+            again: It was heard before: what it said meanwhile is lost, so its lists may be others.
+
+        Raises:
+            GatewayError, TransportFault: It is away.
+        """
+        peer = self._lines.of(server)
+        ask = await self._question(peer)
+        if ask is None:
+            return False
+        incoming = await self._sender.send(server, ask)
+        try:
+            if incoming.status != 200 or not wire_headers.is_event_stream(incoming.headers):
+                return self._refused(peer, incoming)
+            if again:
+                for kind in KINDS:
+                    self.changed(server.name, kind)
+            with Expiry(self._clock, LONGEST):
+                await self._read(server, incoming)
+        finally:
+            incoming.abort("heard")
+            await incoming.close(reuse=False)
+        return True
+
+    async def _question(self, peer: Peer) -> Ask | None:
+        """What opens the server's stream; None where it announces no changes."""
+        if peer.server.command:
+            return None  # what it says comes through its pipe, whoever listens
+        if await self._lines.era(peer) is Era.STATELESS:
+            said = announced(await self._lines.discover(peer))
+            if not said:
+                return None
+            asked = {f"{kind}ListChanged": True for kind in said}
+            params = {"notifications": asked, "_meta": stateless_meta()}
+            method = "subscriptions/listen"
+            headers = routing(method, mcp.STATELESS_VERSIONS[0], "")
+            return Ask(body=request(method, params), headers=headers, first_byte=ASKING)
+        upstream = await self._lines.upstream(peer, OURS)
+        if not announced(upstream.result):
+            return None
+        return Ask(method="GET", headers=upstream.headers(), first_byte=ASKING)
+
+    def _refused(self, peer: Peer, incoming: Incoming) -> bool:
+        """Whether to try again."""
+        if incoming.status == 404:
+            once = peer.pooled.get(OURS)
+            if once is not None and once.value is not None:
+                self._lines.lost(peer, OURS, once.value)
+            return True
+        return incoming.status >= 500 or incoming.status == 429
+
+    async def _read(self, server: Server, incoming: Incoming) -> None:
+        blocks = Blocks(server.max_result)
+        async for chunk in incoming.chunks():
+            for raw in blocks.feed(chunk):
+                if blocks.open:
+                    raise UpstreamFault("A message is larger than policy allows.")
+                self.event(server.name, mcp_stream.block(raw).data)
+
+    def event(self, server: str, data: bytes | None) -> None:
+        """The data of one event of a server's standing stream."""
+        if data is None or b"list_changed" not in data:
+            return
+        try:
+            parsed = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return
+        if isinstance(parsed, dict):
+            self.noticed(server, parsed.get("method"))
+
+    async def close(self) -> None:
+        """Nobody is listened to any more."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        self._feeds.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def announced(found: Mapping[str, Any]) -> list[str]:
+    """The kinds of lists whose changes a server says that it announces.
+
+    Args:
+        found: Result of its discovery or of its `initialize`.
+    """
+    capabilities = found.get("capabilities")
+    if not isinstance(capabilities, dict):
+        return []
+    return [
+        kind
+        for kind in KINDS
+        if isinstance(capabilities.get(kind), dict) and capabilities[kind].get("listChanged")
+    ]
+
+
+def _owner(listener: Listener, snapshot: Snapshot) -> Principal | None:
+    """The stream's principal with the rights that this policy gives it; None: it has none.
+
+    The credential is not kept: rights are found by the name of their rule.
+    """
+    principal = listener.principal
+    for rule in snapshot.agents.values():
+        if rule.because == principal.rule.because:
+            return replace(principal, rule=rule)
+    return None
+
+
+def _servers(listener: Listener, owner: Principal | None, snapshot: Snapshot) -> list[Server]:
+    """The servers whose lists the stream is about."""
+    usable = access.usable(owner, snapshot) if owner is not None else []
+    return [server for server in usable if listener.server in ("", server.name)]
+
+
+def _about(feed: Feed, snapshot: Snapshot) -> frozenset[str]:
+    found = _servers(feed, _owner(feed, snapshot), snapshot)
+    return frozenset(server.name for server in found)
+
+
+def _view(listener: Listener, snapshot: Snapshot) -> object:
+    """What decides which lists the stream's owner may see: equal where nothing has changed."""
+    owner = _owner(listener, snapshot)
+    return owner and owner.rule.tools, [
+        (server.name, place(server), [(rule.pattern, rule.deny) for rule in server.tools])
+        for server in _servers(listener, owner, snapshot)
+    ]
