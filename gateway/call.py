@@ -370,6 +370,11 @@ class Bytes:
         if self._body:
             yield self._body
 
+    def at_once(self) -> bytes:
+        """The body; given out once."""
+        body, self._body = self._body, b""
+        return body
+
     async def pass_to(self, take: Callable[[bytes], bool]) -> bool:
         """The body, at once."""
         body, self._body = self._body, b""

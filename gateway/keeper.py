@@ -90,7 +90,8 @@ class Keeper:
         self._token = token
         self._form = keepalive.form(call.dialect, stream=True, client=call.client, token=token)
         self._stopped = self._form is keepalive.Form.SILENCE
-        first = min(tier.keepalive_after for tier in call.snapshot.tiers)
+        one, two, three = call.snapshot.tiers
+        first = min(one.keepalive_after, two.keepalive_after, three.keepalive_after)
         self._timer: Timer = clock.after(first, self._due)
 
     def _due(self) -> None:

@@ -83,9 +83,9 @@ class ToolCall:
     """
 
     __slots__ = (
-        "_canonical", "caller_pools", "conversation", "gates", "message", "method", "outlives",
-        "public", "repeatable", "result", "result_bytes", "result_tokens", "rounds", "rule",
-        "sending", "server", "stateless", "tool", "waits",
+        "_canonical", "_texts", "caller_pools", "conversation", "gates", "message", "method",
+        "outlives", "public", "repeatable", "result", "result_bytes", "result_tokens", "rounds",
+        "rule", "sending", "server", "stateless", "tool", "waits",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - each fact of the request once
@@ -117,7 +117,8 @@ class ToolCall:
         self.result: Mapping[str, Any] | None = None
         self.result_bytes = 0
         self.result_tokens: Tokens = 0
-        self._canonical: bytes | None = None
+        self._canonical: str | None = None
+        self._texts: list[str] | None = None
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -134,7 +135,7 @@ class ToolCall:
         """What the request says about itself."""
         return self.message.meta
 
-    def canonical(self, encode: Callable[[Mapping[str, Any]], bytes]) -> bytes:
+    def canonical(self, encode: Callable[[object], str]) -> str:
         """The arguments in the one form that all spellings of them share; made once.
 
         Args:
@@ -143,3 +144,18 @@ class ToolCall:
         if self._canonical is None:
             self._canonical = encode(self.arguments)
         return self._canonical
+
+    def returned(self, result: Mapping[str, Any], size: int) -> None:
+        """A result has come, in this attempt; `size` is that of its response in bytes."""
+        self.result, self.result_bytes = result, size
+        self._texts = None
+
+    def texts(self, read: Callable[[object], list[str]]) -> list[str]:
+        """The texts of the result; read once.
+
+        Args:
+            read: Finds all texts of a value.
+        """
+        if self._texts is None:
+            self._texts = read(self.result)
+        return self._texts

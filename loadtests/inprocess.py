@@ -11,7 +11,7 @@ did. They say nothing about sockets: `hotpath` stays the judge.
     instructions    processor instructions per call, counted by valgrind if it is on PATH
 
 Kinds of request: `small` as in `hotpath`, `warm` 60 kB whose history is known, `tools` a turn of an
-agent's loop of tool calls.
+agent's loop of tool calls, `tools_call` one call of a tool at the gateway, as in `tools`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gateway.pipeline import pipeline
 from gateway.policy.watch import Files, PolicyWatch
 from gateway.telemetry.logs import Log, Redactor
 from gateway.telemetry.metrics import Metrics
-from loadtests import generator, governed, measure, origin
+from loadtests import generator, governed, measure, origin, tools
 from loadtests.hotpath import Bodies
 
 if TYPE_CHECKING:
@@ -52,12 +52,13 @@ if TYPE_CHECKING:
     from gateway.call import HeaderList
     from gateway.upstream import Outgoing
 
-KINDS = ("small", "warm", "tools")
+KINDS = ("small", "warm", "tools", "tools_call")
 ROUNDS = 40
 PER_ROUND = 250
 PROFILED = 400
 COUNTED = 400
 """Calls counted by valgrind, on top of as many that warm up."""
+TOOL_ANSWER = tools.answer(b"1", tools.RESULT)
 
 
 class Answer:
@@ -66,16 +67,17 @@ class Answer:
     status = 200
     whole = True
 
-    def __init__(self) -> None:
+    def __init__(self, body: bytes) -> None:
         self.headers: HeaderList = [
             (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(origin.JSON)),
+            (b"content-length", b"%d" % len(body)),
         ]
+        self._body = body
         self._left = True
 
     def at_once(self) -> bytes | None:
         self._left = False
-        return origin.JSON
+        return self._body
 
     def chunks(self) -> AsyncIterator[bytes]:
         return self
@@ -87,7 +89,7 @@ class Answer:
         if not self._left:
             raise StopAsyncIteration
         self._left = False
-        return origin.JSON
+        return self._body
 
     def at_once(self) -> bytes | None:
         self._left = False
@@ -103,8 +105,12 @@ class Answer:
 class Upstream:
     """A transport that needs no upstream."""
 
-    async def send(self, _out: Outgoing) -> Answer:
-        return Answer()
+    async def send(self, out: Outgoing) -> Answer:
+        if b"server/discover" in out.body:
+            return Answer(tools.answer(b'"tidegate"', tools.DISCOVERED))
+        if b"tools/call" in out.body:
+            return Answer(TOOL_ANSWER)
+        return Answer(origin.JSON)
 
     async def close(self) -> None:
         pass
@@ -177,8 +183,8 @@ class ToolLoop:
 class Bench:
     """A gateway in this process and a connection to it."""
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "policy.yaml").write_text(governed.policy())
+    def __init__(self, folder: Path, policy: str) -> None:
+        (folder / "policy.yaml").write_text(policy)
         environment = {"ORIGIN_URL": "http://127.0.0.1:9", "ORIGIN_KEY": "sk-bench"}
         clock = LoopClock(precise=True)
         metrics = Metrics(version="bench")
@@ -197,6 +203,7 @@ class Bench:
             redact=redact, watch=watch,
         )  # fmt: skip
         self.machine.parts.dispatch._transport = Upstream()  # noqa: SLF001 - the fake upstream
+        self.machine.tools.lines.sender.remote._transport = Upstream()  # type: ignore[attr-defined]  # noqa: SLF001
         edge = Edge(
             service=pipeline(self.machine.parts),
             snapshot=lambda: watch.current,
@@ -230,13 +237,15 @@ def requests(kind: str, seed: int) -> Callable[[int], bytes]:
     """The n-th request of a kind."""
     if kind == "tools":
         return ToolLoop(seed)
+    if kind == "tools_call":
+        return tools.named_one
     bodies = Bodies(seed)
     return bodies.small if kind == "small" else bodies.warm
 
 
 async def prepared(folder: Path, make: Callable[[int], bytes], warm: int) -> tuple[Bench, int]:
     """A bench that has served so many calls."""
-    bench = Bench(folder)
+    bench = Bench(folder, tools.POLICY if make is tools.named_one else governed.policy())
     await bench.machine.preload()
     for number in range(warm):
         await bench.exchange(make(number))

@@ -138,9 +138,10 @@ async def schema_gate_cpu_us(rounds: int = 7, calls: int = 2_000) -> dict[str, A
         "structuredContent": {"order": "o-1", "lines": arguments()["lines"]},
         "resultType": "complete",
     }
-    tool.result_bytes = len(orjson.dumps(value))
+    size = len(orjson.dumps(value))
 
     async def gate() -> None:
+        tool.returned(value, size)
         definition = await contracts.look(call, tool, rule)
         for case in rule.cases:
             conditions.met(case.when, tool.arguments)

@@ -41,6 +41,11 @@ META = {
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 ARGUMENTS = {"query": "seven quiet rivers " * 40, "limit": 20, "filters": {"year": [2024, 2025]}}
+DISCOVERED = {
+    "supportedVersions": [VERSION], "capabilities": {"tools": {}}, "resultType": "complete",
+    "ttlMs": 0, "cacheScope": "public",
+}  # fmt: skip
+RESULT = {"content": [{"type": "text", "text": "x" * 200}], "resultType": "complete"}
 POLICY = """version: 1
 providers:
   origin:
@@ -69,14 +74,24 @@ def message(number: int, method: str, params: dict[str, Any]) -> bytes:
     return json.dumps(body).encode()
 
 
-def stateless(number: int) -> bytes:
+def answer(ident: bytes, result: dict[str, Any]) -> bytes:
+    """A response of the tool server; `ident` is JSON text."""
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (ident, json.dumps(result).encode())
+
+
+def named_one(number: int) -> bytes:
+    """A call of the stateless era whose JSON-RPC id is 1: its answer can be made beforehand."""
+    return stateless(number, ident=1)
+
+
+def stateless(number: int, *, ident: int | None = None) -> bytes:
     """A call of the stateless era."""
     params = {"name": "search", "arguments": ARGUMENTS, "_meta": META}
     headers = {
         "accept": "application/json, text/event-stream", "mcp-protocol-version": VERSION,
         "mcp-method": "tools/call", "mcp-name": "search",
     }  # fmt: skip
-    body = message(number, "tools/call", params)
+    body = message(number if ident is None else ident, "tools/call", params)
     return generator.post(PATH, body, key=key(number), headers=headers)
 
 

@@ -49,17 +49,20 @@ class Screen:
     rules: tuple[ScreenRule, ...] = ()
     mode: Mode = Mode.SHADOW
 
-    def hits(self, value: object) -> tuple[ScreenRule, ...]:
-        """The rules that match some text of the value."""
-        if self.mode is Mode.OFF or not self.rules:
-            return ()
-        text = joined(value)
-        return tuple(rule for rule in self.rules if rule.pattern.found(text))
+    @property
+    def looks(self) -> bool:
+        """Whether anything is looked for."""
+        return self.mode is not Mode.OFF and bool(self.rules)
+
+    def hits(self, said: list[str]) -> tuple[ScreenRule, ...]:
+        """The rules that match one of the texts."""
+        text = joined(said)
+        return tuple([rule for rule in self.rules if rule.pattern.found(text)])
 
 
-def joined(value: object) -> str:
-    """Every text of the value, a line each."""
-    text = "\n".join(texts(value))
+def joined(said: list[str]) -> str:
+    """The texts, a line each; of very many their beginning and their end."""
+    text = "\n".join(said)
     if not text.isascii():
         text = text.encode("utf-8", "replace").decode()  # lone surrogates are no text
     if len(text) <= MOST_TEXT:
@@ -74,7 +77,8 @@ def texts(value: object) -> list[str]:
     while left and len(found) < MOST_PIECES:
         one = left.pop()
         if type(one) is dict:
-            one = [item for key, item in one.items() if key not in MEDIA]
+            plain = MEDIA.isdisjoint(one)
+            one = one.values() if plain else [one[key] for key in one if key not in MEDIA]
         for item in one:
             kind = type(item)
             if kind is str:

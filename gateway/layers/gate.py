@@ -140,7 +140,7 @@ class Gate:
     ) -> bytes | None:
         """What the caller gets in the result's place; None where it gets the result."""
         guards, rule = self._guards, tool.rule or NO_RULE
-        tool.result_tokens = tokens_of(result)
+        tool.result_tokens = tokens_of(tool.texts(texts))
         if made is not None:
             guards.repeats.returned(made, result, guards.clock.now())
         try:
@@ -154,9 +154,9 @@ class Gate:
         return replaced
 
 
-def tokens_of(result: Mapping[str, Any]) -> int:
-    """About what a model will read of a result: four characters a token, pictures not counted."""
-    return -(-sum(map(len, texts(result))) // 4)
+def tokens_of(said: list[str]) -> int:
+    """About what a model will read of a result's texts: four characters a token."""
+    return -(-sum(map(len, said)) // 4)
 
 
 def withheld(error: GatewayError) -> bytes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.resilience.loops import Rule, Verdict, harder, repeated
 
@@ -156,45 +156,73 @@ class Exchanges:
         touched: Instant of the last call.
     """
 
-    __slots__ = ("_recent", "session", "touched")
+    __slots__ = ("_of", "_recent", "_serial", "session", "touched")
 
     def __init__(self) -> None:
         self.session = 0
         self.touched: Micros = 0
-        self._recent: deque[tuple[int, int, Micros]] = deque(maxlen=RECENT)
+        self.clear()
 
     def clear(self) -> None:
         """Nothing alternated so far."""
-        self._recent.clear()
+        self._recent: deque[int] = deque()
+        self._of: dict[int, deque[_Made]] = {}
+        self._serial = 0
 
     def judge(self, agent: int, exact: int, rules: LoopRules, now: Micros) -> Verdict | None:
         """Whether this call, were it made now, goes on alternating with another agent's."""
-        own = next((call for who, call, _ in reversed(self._recent) if who == agent), None)
-        if own != exact:
+        own = self._of.get(agent)
+        if own is None or own[-1].call != exact:
+            return None
+        # Whoever made too few calls to be warned of is not looked at: of many agents most are so.
+        rounds = rules.ping_pong - 1
+        if len(own) < rounds - 1:
             return None
         since = now - rules.window
         longest = 0
-        for other in {who for who, _, _ in self._recent if who != agent}:
-            longest = max(longest, self._alternating(agent, exact, other, since))
+        for who, theirs in self._of.items():
+            if len(theirs) >= rounds and who != agent:
+                longest = max(longest, _alternating(own, theirs, exact, since))
         return repeated(Rule.PING_PONG, longest // 2, rules.ping_pong, -1)
-
-    def _alternating(self, agent: int, exact: int, other: int, since: Micros) -> int:
-        """Calls at the end that are ours and the other's in turn, always the same two."""
-        count, mine, theirs = 1, False, 0
-        for who, call, at in reversed(self._recent):
-            if who not in (agent, other):
-                continue
-            if at <= since or (who == agent) is not mine:
-                break
-            if mine and call != exact:
-                break
-            if not mine:
-                if theirs not in (0, call):
-                    break
-                theirs = call
-            count, mine = count + 1, not mine
-        return count
 
     def made(self, agent: int, exact: int, now: Micros) -> None:
         """The call goes on."""
-        self._recent.append((agent, exact, now))
+        self._serial += 1
+        own = self._of.get(agent)
+        if own is None:
+            own = self._of[agent] = deque()
+        own.append(_Made(self._serial, exact, now))
+        self._recent.append(agent)
+        if len(self._recent) > RECENT:
+            oldest = self._recent.popleft()
+            calls = self._of[oldest]
+            calls.popleft()
+            if not calls:
+                del self._of[oldest]
+
+
+class _Made(NamedTuple):
+    """One call of an agent: its place among all of its tenant's, its print, its instant."""
+
+    serial: int
+    call: int
+    at: Micros
+
+
+def _alternating(own: deque[_Made], other: deque[_Made], exact: int, since: Micros) -> int:
+    """Calls at the end that are ours and the other's in turn, always the same two."""
+    count, mine = 1, False
+    ours, theirs = len(own) - 1, len(other) - 1
+    same = other[-1].call
+    while True:
+        ours_next = ours >= 0 and (theirs < 0 or own[ours].serial > other[theirs].serial)
+        if ours_next is not mine or (not mine and theirs < 0):
+            return count
+        last = own[ours] if mine else other[theirs]
+        if last.at <= since or last.call != (exact if mine else same):
+            return count
+        if mine:
+            ours -= 1
+        else:
+            theirs -= 1
+        count, mine = count + 1, not mine

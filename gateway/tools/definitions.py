@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from gateway.tools.exchange import Exchanges
     from gateway.units import Micros
 
-Definition: TypeAlias = "Mapping[str, Any]"
-Fetch: TypeAlias = "Callable[[Call, Server], Awaitable[list[Definition] | None]]"
+Fetch: TypeAlias = "Callable[[Call, Server], Awaitable[list[Mapping[str, Any]] | None]]"
 """The server's whole list of tools, asked for on behalf of that call; None where it gave none."""
 
 FRESH: Micros = 300 * MICRO
@@ -42,13 +41,30 @@ MOST_TOOLS = 5_000
 MOST_PAGES = 50
 
 
+class Definition:
+    """What a server says of one tool.
+
+    Attributes:
+        said: Its entry in the list.
+        at: When it was last heard.
+        made: What readers have made of its schemas, by their names, for as long as it stands.
+    """
+
+    __slots__ = ("at", "made", "said")
+
+    def __init__(self, said: Mapping[str, Any], at: Micros) -> None:
+        self.said = said
+        self.at = at
+        self.made: dict[str, Any] = {}
+
+
 class _Known:
     """What is known of one server's tools."""
 
     __slots__ = ("asked", "pending", "tools")
 
     def __init__(self) -> None:
-        self.tools: dict[str, tuple[Definition, Micros]] = {}
+        self.tools: dict[str, Definition] = {}
         self.asked: Micros = -FRESH
         self.pending: asyncio.Future[None] | None = None
 
@@ -78,9 +94,13 @@ class Definitions:
         known, now = self._of(server), self._clock.now()
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, dict) and isinstance(tool.get("name"), str):
-                if tool["name"] not in known.tools and len(known.tools) >= MOST_TOOLS:
+                found = known.tools.get(tool["name"])
+                if found is not None and found.said == tool:
+                    found.at = now
+                    continue
+                if found is None and len(known.tools) >= MOST_TOOLS:
                     return
-                known.tools[tool["name"]] = (tool, now)
+                known.tools[tool["name"]] = Definition(tool, now)
 
     async def find(
         self, call: Call, server: Server, tool: str, *, fresh: Micros = FRESH
@@ -92,13 +112,12 @@ class Definitions:
         known = self._of(server)
         found = known.tools.get(tool)
         now = self._clock.now()
-        if found is not None and now - found[1] < fresh:
-            return found[0]
+        if found is not None and now - found.at < fresh:
+            return found
         if known.pending is None and now - known.asked < AGAIN:
-            return found[0] if found is not None else None
+            return found
         await self._ask(call, server, known)
-        found = known.tools.get(tool)
-        return found[0] if found is not None else None
+        return known.tools.get(tool)
 
     async def _ask(self, call: Call, server: Server, known: _Known) -> None:
         """The list was asked for, by us or by whoever was first."""
@@ -110,7 +129,9 @@ class Definitions:
         try:
             tools = await self._fetch(call, server)
             if tools is not None:
-                known.tools.clear()
+                names = [tool.get("name") for tool in tools if isinstance(tool, dict)]
+                for gone in known.tools.keys() - {name for name in names if isinstance(name, str)}:
+                    del known.tools[gone]
                 self.learn(server, tools)
         finally:
             known.asked = self._clock.now()
@@ -121,8 +142,8 @@ class Definitions:
 def fetching(exchanges: Exchanges) -> Fetch:
     """Asks for lists as the caller itself would, in its era and session."""
 
-    async def fetch(call: Call, server: Server) -> list[Definition] | None:
-        tools: list[Definition] = []
+    async def fetch(call: Call, server: Server) -> list[Mapping[str, Any]] | None:
+        tools: list[Mapping[str, Any]] = []
         cursor: object = None
         for page in range(MOST_PAGES):
             result = await _page(exchanges, call, server, asked(call.rpc.first, page, cursor))

@@ -148,7 +148,7 @@ class Passage:
             raise self._malformed("a response holds a result or an error")
         replaced: bytes | None = None
         if tool is not None:
-            tool.result, tool.result_bytes = result, len(raw)
+            tool.returned(result, len(raw))
             for gate in tool.gates:
                 said = gate(result)
                 if said is not None:

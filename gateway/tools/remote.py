@@ -208,7 +208,11 @@ async def read_body(server: Server, incoming: Incoming, *, clock: Clock, limit: 
     size = 0
     whole = False
     try:
-        if incoming.whole:
+        here = incoming.at_once() if incoming.whole else None
+        if here is not None:
+            parts.append(here)
+            size = len(here)
+        elif incoming.whole:
             async for chunk in incoming.chunks():
                 parts.append(chunk)
                 size += len(chunk)

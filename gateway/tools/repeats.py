@@ -134,7 +134,7 @@ class Repeats:
     @staticmethod
     def _print(tool: ToolCall) -> Print:
         name = f"{tool.server.name}/{tool.tool}"
-        arguments = turns.folded(canonical(tool.arguments))
+        arguments = turns.folded(tool.canonical(canonical))
         exact, masked = turns.printed(name, arguments)
         changes = tool.rule is None or tool.rule.effect != "read"
         return Print(exact=exact, masked=masked, changes=changes)
@@ -153,7 +153,7 @@ class Repeats:
             return
         told = sentence(verdict, tool.public, window=rules.window)
         if verdict.refuse:
-            quoted = turns.folded(canonical(tool.arguments))[:SHOWN]
+            quoted = turns.folded(tool.canonical(canonical))[:SHOWN]
             raise LoopDetected(f"{told}: {quoted}. {WAY_OUT}.", because=because)
         text = f"{because}: {told}; at {verdict.limit} it is refused"
         value = "".join(mark if " " <= mark <= "~" else "?" for mark in text).encode()

@@ -17,7 +17,7 @@ import orjson
 from gateway.call import VerdictNote
 from gateway.contracts import conditions
 from gateway.contracts.bounds import Unusable
-from gateway.contracts.screen import Action
+from gateway.contracts.screen import Action, texts
 from gateway.contracts.validators import Breach, Validators
 from gateway.errors import ContractBreach, MalformedCall, UpstreamMalformed
 from gateway.tools.definitions import AGAIN
@@ -83,9 +83,9 @@ class Contracts:
         self, tool: ToolCall, rule: ToolRule, definition: Definition | None
     ) -> tuple[Breach, str] | None:
         """What is wrong with the arguments, and by which rule."""
-        schema = definition.get("inputSchema") if definition is not None else None
-        if schema is not None:
-            found = self._schema(schema, tool.arguments, len(tool.message.raw), rule)
+        if definition is not None and definition.said.get("inputSchema") is not None:
+            size = len(tool.message.raw)
+            found = self._schema(definition, "inputSchema", tool.arguments, size, rule)
             if found is not None:
                 return found, f"{rule.because}.contract"
         for index, condition in enumerate(rule.arguments):
@@ -94,8 +94,12 @@ class Contracts:
                 return Breach(*broken), f"{rule.because}.arguments[{index}]"
         return None
 
-    def _schema(self, schema: object, value: object, size: int, rule: ToolRule) -> Breach | None:
-        validator = self._validators.of(schema)
+    def _schema(
+        self, definition: Definition, which: str, value: object, size: int, rule: ToolRule
+    ) -> Breach | None:
+        validator = definition.made.get(which)
+        if validator is None:
+            validator = definition.made[which] = self._validators.of(definition.said[which])
         if isinstance(validator, Unusable):
             if rule.pass_unusable:
                 return None
@@ -164,12 +168,11 @@ class Contracts:
         result: Mapping[str, Any],
     ) -> tuple[Breach, str] | None:
         value = result.get("structuredContent")
-        schema = definition.get("outputSchema") if definition is not None else None
-        if schema is not None:
+        if definition is not None and definition.said.get("outputSchema") is not None:
             if value is None:
                 missing = Breach("structuredContent", "it is missing, and the tool promises it")
                 return missing, f"{rule.because}.contract"
-            found = self._schema(schema, value, tool.result_bytes, rule)
+            found = self._schema(definition, "outputSchema", value, tool.result_bytes, rule)
             if found is not None:
                 return found, f"{rule.because}.contract"
         for index, condition in enumerate(rule.results):
@@ -181,7 +184,7 @@ class Contracts:
     def _screened(self, call: Call, tool: ToolCall, result: Mapping[str, Any]) -> bytes | None:
         """The result with what was found in it marked; None where nothing was, or in shadow."""
         screen = call.snapshot.screen
-        hits = screen.hits(result)
+        hits = screen.hits(tool.texts(texts)) if screen.looks else ()
         if not hits:
             return None
         shadow = screen.mode is Mode.SHADOW
@@ -213,9 +216,9 @@ def marked(result: Mapping[str, Any], hits: tuple[ScreenRule, ...]) -> bytes:
 def unique(raw: bytes, parsed: object) -> None:
     """No key stands twice in one object, at any depth.
 
-    Written anew by the encoder, the message has as many keys as were decoded. Where the sent one
-    has no more of them, and no spelling that could hide one, none was dropped; only then is it not
-    read once more.
+    Written anew by the encoder, the message has as many keys as were decoded: most are the very
+    bytes sent. Where the sent one has no more of them, and no spelling that could hide one, none
+    was dropped; else it is read once more.
 
     Args:
         raw: The message as sent.
@@ -224,12 +227,15 @@ def unique(raw: bytes, parsed: object) -> None:
     Raises:
         MalformedCall: One does: what is judged here could differ from what the server reads.
     """
-    if b"\\u00" not in raw and not _SPACED.search(raw):
-        try:
-            if raw.count(_KEY_END) == orjson.dumps(parsed).count(_KEY_END):
-                return
-        except TypeError:
-            pass  # integers that the encoder cannot write
+    try:
+        again = orjson.dumps(parsed)
+    except TypeError:
+        again = b""  # integers that the encoder cannot write
+    if again == raw:
+        return
+    hidden = b"\\u00" in raw or _SPACED.search(raw) is not None
+    if again and not hidden and raw.count(_KEY_END) == again.count(_KEY_END):
+        return
     try:
         json.loads(raw, object_pairs_hook=_once)
     except UnicodeDecodeError as error:

@@ -523,8 +523,6 @@ class Senders:
         self.remote = remote
         self.pipes = pipes
 
-    async def send(self, server: Server, ask: Ask) -> Incoming:
+    def send(self, server: Server, ask: Ask) -> Coroutine[Any, Any, Incoming]:
         """The head of the answer; raises UpstreamFault."""
-        if server.command:
-            return await self.pipes.send(server, ask)
-        return await self.remote.send(server, ask)
+        return self.pipes.send(server, ask) if server.command else self.remote.send(server, ask)

@@ -19,11 +19,12 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway.errors import ProtocolFault
+from gateway.units import valueclass
 from gateway.wire.splice import MCP_KEYS, PARAMS_KEYS, duplicate_keys, elements, locate
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ _INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)")
 _SENTINEL = re.compile(r"=\?base64\?([A-Za-z0-9+/]*={0,2})\?=")
 
 
+_NONE: dict[str, Any] = {}
+"""What a message without parameters holds. Nobody writes into it."""
+
+
 class Era(StrEnum):
     """How a peer speaks."""
 
@@ -86,7 +91,7 @@ class Era(StrEnum):
     SESSION = "session"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One JSON-RPC message of a client.
 
@@ -97,6 +102,10 @@ class Message:
         id: The id's own JSON text; b"" for a notification.
         era: How its sender speaks.
         version: Revision it names; "" where it names none (session era only).
+        params: Its parameters; empty where there are none.
+        meta: What it says about itself; empty where it says nothing.
+        subject: The tool, prompt or resource it is about; "" where it is about none.
+        arguments: Its arguments; empty where it has none.
     """
 
     raw: bytes
@@ -105,31 +114,23 @@ class Message:
     id: bytes
     era: Era
     version: str = ""
+    params: Body = field(init=False)
+    meta: Body = field(init=False)
+    subject: str = field(init=False)
+    arguments: Body = field(init=False)
 
-    @property
-    def params(self) -> Body:
-        """Its parameters; empty where there are none."""
+    def __post_init__(self) -> None:
+        """Every layer asks for these: they are looked up once."""
         params = self.parsed.get("params")
-        return params if isinstance(params, Mapping) else {}
-
-    @property
-    def meta(self) -> Body:
-        """What it says about itself; empty where it says nothing."""
-        meta = self.params.get("_meta")
-        return meta if isinstance(meta, Mapping) else {}
-
-    @property
-    def subject(self) -> str:
-        """The tool, prompt or resource it is about; "" where it is about none."""
-        key = NAMED.get(self.method)
-        value = self.params.get(key) if key is not None else None
-        return value if isinstance(value, str) else ""
-
-    @property
-    def arguments(self) -> Body:
-        """Its arguments; empty where it has none."""
-        arguments = self.params.get("arguments")
-        return arguments if isinstance(arguments, Mapping) else {}
+        params = params if isinstance(params, dict) else _NONE
+        meta, arguments = params.get("_meta"), params.get("arguments")
+        named = NAMED.get(self.method)
+        subject = params.get(named) if named is not None else None
+        put = object.__setattr__
+        put(self, "params", params)
+        put(self, "meta", meta if isinstance(meta, dict) else _NONE)
+        put(self, "subject", subject if isinstance(subject, str) else "")
+        put(self, "arguments", arguments if isinstance(arguments, dict) else _NONE)
 
     @property
     def is_request(self) -> bool:
@@ -137,22 +138,23 @@ class Message:
         return bool(self.method) and bool(self.id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@valueclass(frozen=True, slots=True, kw_only=True)
 class Posted:
     """What one POST carried.
 
     Attributes:
         messages: At least one.
         batch: They came as an array, and are answered as one.
+        first: The only one of an ordinary POST.
     """
 
     messages: tuple[Message, ...]
     batch: bool = False
+    first: Message = field(init=False)
 
-    @property
-    def first(self) -> Message:
-        """The only one of an ordinary POST."""
-        return self.messages[0]
+    def __post_init__(self) -> None:
+        """Asked for by every layer."""
+        object.__setattr__(self, "first", self.messages[0])
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def fault(code: int, text: str, *, http: int = 400, data: Body | None = None) ->
 
 def id_of(parsed: object, raw: bytes) -> bytes:
     """The id's JSON text; b"" where there is none to be echoed. Never raises."""
-    if not isinstance(parsed, Mapping) or "id" not in parsed:
+    if not isinstance(parsed, dict) or "id" not in parsed:
         return b""
     try:
         return _id(parsed["id"], raw)
@@ -214,7 +216,7 @@ def read(parsed: object, raw: bytes, headers: HeaderList) -> Posted:
     """
     if isinstance(parsed, list):
         return Posted(messages=_batch(parsed, raw, headers), batch=True)
-    if not isinstance(parsed, Mapping):
+    if not isinstance(parsed, dict):
         raise fault(INVALID_REQUEST, "The body must be a JSON-RPC message")
     return Posted(messages=(_message(parsed, raw, headers),))
 
@@ -228,7 +230,7 @@ def _batch(parsed: list[Any], raw: bytes, headers: HeaderList) -> tuple[Message,
     if len(parsed) > MAX_BATCH:
         raise fault(INVALID_REQUEST, f"A batch holds at most {MAX_BATCH} messages")
     messages = []
-    if not all(isinstance(one, Mapping) for one in parsed):
+    if not all(isinstance(one, dict) for one in parsed):
         raise fault(INVALID_REQUEST, "Each element of a batch must be a JSON-RPC message")
     for one, (start, end) in zip(parsed, elements(raw), strict=True):
         messages.append(_message(one, raw[start:end], headers))
@@ -255,7 +257,7 @@ def _message(parsed: Body, raw: bytes, headers: HeaderList) -> Message:
     if not method and not ident:
         raise fault(INVALID_REQUEST, "A response names its request by id")
     params = parsed.get("params")
-    if params is not None and not isinstance(params, Mapping):
+    if params is not None and not isinstance(params, dict):
         raise fault(INVALID_PARAMS, "params must be an object")
     era, version = _era(method, params or {}, headers)
     message = Message(raw=raw, parsed=parsed, method=method, id=ident, era=era, version=version)
@@ -268,7 +270,7 @@ def _message(parsed: Body, raw: bytes, headers: HeaderList) -> Message:
 
 def _twice_in_params(parsed: Body, raw: bytes) -> str | None:
     """A governed key that stands twice in `params`; looked for only where one might."""
-    if not isinstance(parsed.get("params"), Mapping):
+    if not isinstance(parsed.get("params"), dict):
         return None
     seen: set[bytes] = set()
     for match in PARAMS_KEYS.pattern.finditer(raw):
@@ -311,7 +313,7 @@ def _era(method: str, params: Body, headers: HeaderList) -> tuple[Era, str]:
     """How the sender speaks, and the revision it names."""
     said = header_text(headers, H_VERSION)
     meta = params.get("_meta")
-    own = meta.get(META_VERSION) if isinstance(meta, Mapping) else None
+    own = meta.get(META_VERSION) if isinstance(meta, dict) else None
     if own is not None or said >= STATELESS_VERSIONS[-1] or method == "server/discover":
         return Era.STATELESS, own if isinstance(own, str) else said
     return Era.SESSION, said
@@ -337,7 +339,7 @@ def _check_stateless(message: Message, headers: HeaderList) -> None:
             raise unsupported(said)
         return
     meta = message.params.get("_meta")
-    if not isinstance(meta, Mapping):
+    if not isinstance(meta, dict):
         raise fault(INVALID_PARAMS, f"params._meta must hold {META_VERSION} and more")
     missing = [key for key in (META_VERSION, META_CAPABILITIES) if key not in meta]
     if missing:
@@ -390,9 +392,10 @@ def encoded_header(text: str) -> bytes:
 
 def takes_stream(headers: HeaderList) -> bool:
     """Whether the client says by name that it takes a stream of events."""
-    return any(
-        name == b"accept" and b"text/event-stream" in value.lower() for name, value in headers
-    )
+    for name, value in headers:
+        if name == b"accept" and b"text/event-stream" in value.lower():
+            return True
+    return False
 
 
 def progress_token(message: Message) -> int | str | None:
@@ -413,5 +416,5 @@ def check_subject(message: Message) -> None:
     if key is not None and not message.subject:
         raise fault(INVALID_PARAMS, f"params.{key} must be a text")
     arguments = message.params.get("arguments")
-    if arguments is not None and not isinstance(arguments, Mapping):
+    if arguments is not None and not isinstance(arguments, dict):
         raise fault(INVALID_PARAMS, "params.arguments must be an object")

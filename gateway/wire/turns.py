@@ -328,14 +328,26 @@ _CONTROL = re.compile(r"\\u00[01][0-9a-f]")
 _DIGITS = bytes(ord("#") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 _HEX = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{16,}")
 _NAMES = (
-    "january|february|march|april|may|june|july|august|september|october|november|december"
-    "|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec"
-    "|monday|tuesday|wednesday|thursday|friday|saturday|sunday"
-    "|mon|tues?|wed|thurs?|fri|sat|sun|am|pm|st|nd|rd|th"
+    "january", "february", "march", "april", "may", "june", "july", "august", "september",
+    "october", "november", "december", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep",
+    "sept", "oct", "nov", "dec", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday",
+    "sunday", "mon", "tue", "tues", "wed", "thur", "thurs", "fri", "sat", "sun", "am", "pm", "st",
+    "nd", "rd", "th",
+)  # fmt: skip
+_LONGEST_NAME = max(map(len, _NAMES))
+_ANY_NAME = "|".join(_NAMES)
+_SEPARATORS = " ,./-"
+_HEAD = re.compile(rf"(?:[ ,./-]*(?:{_ANY_NAME})(?![^\W_]))+[ ,./-]*", re.IGNORECASE)
+_TAIL = re.compile(rf"(?:(?<![^\W_])(?:{_ANY_NAME})[ ,./-]*)+$", re.IGNORECASE)
+_NAMED = re.compile(r"#[ ,./-]*[A-Za-z]{2}")
+"""Letters behind a run of digits; in front of one, where the text is read backwards. An expression
+that may begin at any letter tries them all: ten times the work."""
+_SHAPES = bytes(
+    ord("x") if chr(byte) in "0123456789abcdefABCDEF" else byte if byte == ord("-") else ord(" ")
+    for byte in range(256)
 )
-_HEAD = re.compile(rf"(?:[ ,./-]*(?:{_NAMES})(?![^\W_]))+[ ,./-]*", re.IGNORECASE)
-_TAIL = re.compile(rf"(?:(?<![^\W_])(?:{_NAMES})[ ,./-]*)+$", re.IGNORECASE)
-_NAMED = re.compile(r"#[ ,./-]*[A-Za-z]{2}|[A-Za-z]{2}[ ,./-]*#")
+_LONG_SHAPE = b"x" * 16
+_UUID_SHAPE = b"xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
 
 MOST_PIECES = 64
 """Runs of digits beside which names of months and days are looked for."""
@@ -352,9 +364,11 @@ def masked(text: str) -> str:
     marked = data.translate(_DIGITS)
     if marked == data:  # most arguments hold no digit: nothing else is searched for
         return text
-    marked = _HEX.sub("#", text).encode("utf-8", "surrogatepass").translate(_DIGITS)
+    shapes = data.translate(_SHAPES)
+    if _LONG_SHAPE in shapes or _UUID_SHAPE in shapes:
+        marked = _HEX.sub("#", text).encode("utf-8", "surrogatepass").translate(_DIGITS)
     text = marked.decode("utf-8", "surrogatepass")
-    if _NAMED.search(text) is None:
+    if _NAMED.search(text) is None and _NAMED.search(text[::-1]) is None:
         while "##" in text:
             text = text.replace("##", "#")
         return text
@@ -371,9 +385,18 @@ def masked(text: str) -> str:
 
 def _undated(piece: str, *, after: bool, before: bool) -> str:
     """What stands after or before a run of digits, without names of months and days beside it."""
-    if after and (found := _HEAD.match(piece)):
+    # Where no name stands, which is nearly always, looking is a tenth of trying them all.
+    if (
+        after
+        and piece.lstrip(_SEPARATORS)[:_LONGEST_NAME].lower().startswith(_NAMES)
+        and (found := _HEAD.match(piece))
+    ):
         piece = piece[found.end() :]
-    if before and (found := _TAIL.search(piece, max(0, len(piece) - 32))):
+    if (
+        before
+        and piece.rstrip(_SEPARATORS)[-_LONGEST_NAME:].lower().endswith(_NAMES)
+        and (found := _TAIL.search(piece, max(0, len(piece) - 32)))
+    ):
         piece = piece[: found.start()]
     return piece
 
