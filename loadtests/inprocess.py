@@ -91,10 +91,6 @@ class Answer:
         self._left = False
         return self._body
 
-    def at_once(self) -> bytes | None:
-        self._left = False
-        return origin.JSON
-
     def abort(self, _kind: str) -> None:
         self._left = False
 
