@@ -2,19 +2,21 @@
 
 `python -m loadtests.clients --json` (about 100 s with the programs in the cache, 130 s without):
 
-* every client is a program as its users run it: Claude Code, Codex, the SDKs of both languages;
+* every client is a program as its users run it: Claude Code, Codex, the SDKs of both languages, and
+  Python's MCP client in both of its modes, whose turn is one tool call at the fixture server;
 * `turn_ok`: one turn through `tidegate serve` and the emulator ended well;
 * `held_30s_upstream_requests`: requests upstream of a turn that first waited 30 s for a limit;
-* `refused_requests`: requests at the edge that a spent budget made of one turn.
+* `refused_requests`: requests at the edge that a spent budget made of one turn, or for tools a
+  spent limit of requests a day.
 
-Figures are null where a program could not be installed; `why` then says so. Python's MCP client
-follows with the tool plane.
+Figures are null where a program could not be installed; `why` then says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.metadata
 import os
 import sys
@@ -24,12 +26,15 @@ from typing import Any, TypeAlias
 
 from loadtests import measure
 from tests.acceptance.agents import PACKAGES, NotInstalled, Programs, Ran, cache, run
-from tests.integration.gateway import ROOT, World, ask, policy, request, until, world
+from tests.integration.gateway import ROOT, Tap, World, ask, policy, request, scratch, until, world
+from tests.integration.tools import Fixture
 
 HOLD = 30.0
 LIMIT = 120.0
 SPENT = 100_000
 NAMES = ("claude_code", "codex", "openai_py", "anthropic_py", "openai_js", "anthropic_js")
+TOOLS = {"mcp_py": "auto", "mcp_py_legacy": "legacy"}
+"""Python's MCP client by its modes."""
 PYTHON = {
     "openai_py": """
 import openai, sys
@@ -46,6 +51,19 @@ with anthropic.Anthropic() as client:
         assert stream.get_final_text()
 """,
 }
+CALL = """
+import asyncio, os, sys, httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+async def main():
+    headers = {"authorization": "Bearer " + os.environ["MCP_KEY"]}
+    async with httpx2.AsyncClient(headers=headers, timeout=120) as http:
+        way = streamable_http_client(os.environ["MCP_URL"], http_client=http)
+        async with Client(way, mode=os.environ["MCP_MODE"]) as one:
+            result = await one.call_tool("echo", {"text": sys.argv[1]})
+            assert not result.is_error and result.content[0].text == sys.argv[1], result
+asyncio.run(main())
+"""
 SCRIPTS = {
     "openai_js": """
 import OpenAI from "openai";
@@ -68,6 +86,8 @@ Turn: TypeAlias = Callable[[str, str], Any]
 
 def version(name: str) -> str:
     """As pinned, or as installed."""
+    if name in TOOLS:
+        return importlib.metadata.version("mcp")
     if name in PACKAGES:
         return PACKAGES[name].rpartition("@")[2]
     return importlib.metadata.version(name.removesuffix("_py"))
@@ -89,6 +109,39 @@ async def turn(made: World, programs: Programs, name: str, key: str, mark: str) 
     home.mkdir()
     program = programs.claude if name == "claude_code" else programs.codex
     return await program(home, base=base, key=key, prompt=f"Say pong. {mark}", limit=LIMIT)
+
+
+async def called(made: World, name: str, key: str, mark: str) -> Ran:
+    """One tool call of that mode, whose request carries the mark."""
+    env = {
+        "MCP_URL": f"http://127.0.0.1:{made.edge.port}/mcp/fixture", "MCP_KEY": key,
+        "MCP_MODE": TOOLS[name],
+    }  # fmt: skip
+    arguments = [sys.executable, "-c", CALL, mark]
+    return await run(arguments, env={**os.environ, **env}, cwd=ROOT, limit=LIMIT)
+
+
+async def tools(made: World, server: Tap, name: str) -> dict[str, Any]:
+    """The figures of one mode."""
+    keys = made.gateway.keys
+    ran = await called(made, name, made.gateway.key, f"turn-{name}-mark")
+    measure.say(f"{name}: {ran.seconds:.1f} s, exit {ran.status} {ran.err[-200:]!r}")
+    figures: dict[str, Any] = {"turn_ok": ran.status == 0, "held_30s_upstream_requests": None}
+    async with asyncio.TaskGroup() as group:
+        group.create_task(plugged(made, name))
+        await until(lambda: made.upstream.exchanges(f'"user": "{name}"'), limit=HOLD)
+        mark = f"wait-{name}-mark"
+        ran = await called(made, name, keys[f"{name.upper()}_KEY"], mark)
+    measure.say(f"{name}: held {ran.seconds:.1f} s, exit {ran.status} {ran.err[-200:]!r}")
+    if ran.status == 0 and ran.seconds >= HOLD - 2:
+        figures["held_30s_upstream_requests"] = len(server.exchanges(mark))
+    mark = f"spent-{name}-mark"
+    once = keys[f"ONCE_{name.upper()}_KEY"]
+    await called(made, name, once, f"once-{name}-mark")
+    ran = await called(made, name, once, mark)
+    if ran.status:
+        figures["refused_requests"] = len(made.edge.exchanges(mark))
+    return figures
 
 
 async def plugged(made: World, name: str) -> None:
@@ -119,7 +172,7 @@ async def refused(made: World, programs: Programs, name: str) -> int:
 
 
 async def measure_all() -> dict[str, Any]:
-    result: dict[str, Any] = {name: {"version": version(name)} for name in NAMES}
+    result: dict[str, Any] = {name: {"version": version(name)} for name in (*NAMES, *TOOLS)}
     programs = Programs(cache())
     able = list(NAMES)
     for name in PACKAGES:
@@ -128,15 +181,28 @@ async def measure_all() -> dict[str, Any]:
         except NotInstalled as error:
             able.remove(name)
             result[name] |= {"why": str(error)[:200]}
-    keys = {f"{name.upper()}_KEY": f"tg-{name}-0123456789" for name in (*NAMES, "spent")}
+    once = [f"once_{name}" for name in TOOLS]
+    names = (*NAMES, *TOOLS, *once, "spent")
+    keys = {f"{name.upper()}_KEY": f"tg-{name}-0123456789" for name in names}
     agents: dict[str, Any] = {
-        name: {"keys": [{"key": f"${{{name.upper()}_KEY}}"}], "limits": {"concurrency": 1}}
-        for name in NAMES
+        name: {
+            "keys": [{"key": f"${{{name.upper()}_KEY}}"}],
+            "limits": {"rpd": 1} if name in once else {"concurrency": 1},
+        }
+        for name in names[:-1]
     }
     agents["spent"] = {
         "keys": [{"key": "${SPENT_KEY}"}], "budgets": [{"tokens": SPENT, "per": "day"}],
     }  # fmt: skip
-    async with world(policy(agents=agents), keys=keys) as made:
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(scratch())
+        fixture = await Fixture(folder, "fixture").serve()
+        stack.push_async_callback(fixture.kill)
+        server = await Tap(fixture.port).start()
+        stack.push_async_callback(server.stop)
+        servers = {"fixture": {"url": f"http://127.0.0.1:{server.port}/mcp"}}
+        chosen = policy(agents=agents, servers=servers)
+        made = await stack.enter_async_context(world(chosen, keys=keys))
         for name in able:
             ran = await turn(made, programs, name, made.gateway.key, f"turn-{name}-mark")
             result[name]["turn_ok"] = ran.status == 0
@@ -144,7 +210,12 @@ async def measure_all() -> dict[str, Any]:
         await made.emulator.faults(
             {"action": "slow_first_byte", "seconds": HOLD, "models": ["gpt-plug"]}
         )
-        counts = await asyncio.gather(*(held(made, programs, name) for name in able))
+        counts, found = await asyncio.gather(
+            asyncio.gather(*(held(made, programs, name) for name in able)),
+            asyncio.gather(*(tools(made, server, name) for name in TOOLS)),
+        )
+        for name, figures in zip(TOOLS, found, strict=True):
+            result[name] |= figures
         text = "word " * (SPENT * 19 // 20)
         spend = {"model": "gpt-x", "messages": [{"role": "user", "content": text}]}
         spent = made.gateway.keys["SPENT_KEY"]
@@ -152,10 +223,10 @@ async def measure_all() -> dict[str, Any]:
         for name, count in zip(able, counts, strict=True):
             result[name]["held_30s_upstream_requests"] = count
             result[name]["refused_requests"] = await refused(made, programs, name)
-    for name in NAMES:
+    for name in (*NAMES, *TOOLS):
         for key in ("turn_ok", "held_30s_upstream_requests", "refused_requests"):
             result[name].setdefault(key, None)
-    return {**result, "mcp_py": None, "install_s": round(programs.seconds, 1)}
+    return {**result, "install_s": round(programs.seconds, 1)}
 
 
 def main() -> None:
