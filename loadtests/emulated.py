@@ -100,17 +100,28 @@ async def quiet(gateway: Governed, *, limit: float = 10.0) -> dict[str, Any]:
         await asyncio.sleep(0.05)
 
 
-async def stand(config: dict[str, Any], policy: str) -> None:
-    """An emulator and a gateway before it, until standard input ends.
+async def tool_server(folder: Path) -> measure.Server:
+    """The tool server of the load tests, on a port of its own."""
+    port = measure.free_port()
+    command = [sys.executable, "-m", "loadtests.tool_origin", "--port", str(port)]
+    return await measure.start("tools", command, port=port, core=1, output=folder / "tools.log")
 
-    The gateway's URL and the emulator's stand on one line of standard output.
+
+async def stand(config: dict[str, Any], policy: str) -> None:
+    """An emulator, a tool server and a gateway before both, until standard input ends.
+
+    The gateway's URL and the emulator's stand on one line of standard output; the policy finds the
+    tool server at `${TOOLS_URL}`.
 
     For programs that cannot start them themselves, such as locust, whose gevent owns processes.
     """
     with tempfile.TemporaryDirectory(prefix="tidegate-emulator-") as folder:
         emulator = await start(config, folder=Path(folder))
+        tools = None
         try:
-            gateway = await governed.start(emulator, text=policy)
+            tools = await tool_server(Path(folder))
+            settings = {"TOOLS_URL": f"http://127.0.0.1:{tools.port}"}
+            gateway = await governed.start(emulator, text=policy, settings=settings)
             try:
                 urls = [f"http://127.0.0.1:{port}" for port in (gateway.server.port, emulator.port)]
                 print(*urls, flush=True)
@@ -119,3 +130,5 @@ async def stand(config: dict[str, Any], policy: str) -> None:
                 gateway.stop()
         finally:
             emulator.stop()
+            if tools is not None:
+                tools.stop()

@@ -17,19 +17,20 @@ Beside locust's own figures the report has: FIRST TOKEN (from asking to the firs
 gateway's `tidegate-queue-ms`), and LEDGER: refusals for quota in the emulator's own books. Answers
 are checked: a refusal is a failure unless it is one of ours and says when to come back; then the
 agent waits as told. Locust is for looking: its own CPU is far above the gateway's, so figures that
-count come from the other programs here. MCP users come with the tool plane's load tests.
+count come from the other programs here.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import os
 import random
 import sys
 import time
 import urllib.request
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import gevent
@@ -40,6 +41,9 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 from loadtests import blackfriday, emulated, measure
 from loadtests.shapes import HERD_EVERY, SHAPES, until_next
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 KEY = os.environ.get("TIDEGATE_LOAD_KEY", "")
 PROMPTS = blackfriday.Prompts(1)
 LONGEST_HISTORY = 6
@@ -48,6 +52,9 @@ LONGEST_HISTORY = 6
 AT_ONCE = 2048
 SLOW_PAUSE = 0.25
 """Bytes that a reader takes at once, and seconds that a slow one rests between."""
+
+STATELESS, SESSIONS = "2026-07-28", "2025-11-25"
+"""Versions of the protocol that tool agents speak."""
 
 POLICY = """version: 1
 providers:
@@ -67,6 +74,10 @@ pools:
 models:
   gpt-4o: {provider: emulator, pool: quota}
   claude-sonnet-4-6: {provider: emulator, pool: quota}
+servers:
+  echo:
+    url: ${TOOLS_URL}
+    limits: {rpm: 6_000, concurrency: 50}
 tiers:
   interactive: {number: 1, max_wait: 170s}
   standard: {number: 2, max_wait: 170s}
@@ -138,6 +149,11 @@ def options(parser: Any) -> None:
         help="the host is not this machine, and you may overload it",
     )  # fmt: skip
     parser.add_argument(
+        "--tools", default="", metavar="PATH",
+        help="mount of an MCP server at --host (/mcp/NAME) with a tool named `echo` that agents "
+        "may call; without it nobody calls tools there",
+    )  # fmt: skip
+    parser.add_argument(
         "--ledger", default="", help="URL of the emulator behind --host, for its books"
     )
 
@@ -156,6 +172,7 @@ def prepare(environment: Any, **_: Any) -> None:
         os._exit(2)
     if not environment.host:
         environment.host = GROUND.start()
+        said.tools = said.tools or "/mcp/echo"
         measure.say(f"a gateway of our own at {environment.host}")
 
 
@@ -193,13 +210,14 @@ class Agent(FastHttpUser):
     connection_timeout = 10.0
     network_timeout = 200.0
     only_slow: ClassVar[bool] = False
+    only_tools: ClassVar[bool] = False
 
     def on_start(self) -> None:
         """Every agent draws from a stream of its own."""
         self.draw = random.Random(id(self))
         self.key = KEY or f"load-{self.draw.getrandbits(48):012x}-0123"
         self.serial = 0
-        self.began = time.monotonic()
+        self.begun = ""
 
     def wait(self) -> None:
         """As each kind pauses; a herd waits for its common instant."""
@@ -214,21 +232,28 @@ class Agent(FastHttpUser):
         body = json.loads(PROMPTS.body(self.draw, self.serial, stream=bool(self.serial % 2)))
         return str(body["messages"][0]["content"])
 
-    def ask(self, path: str, body: dict[str, Any], *, end: bytes = b"") -> bytes:
+    def ask(
+        self, path: str, body: dict[str, Any], *, end: bytes = b"",
+        more: dict[str, str] | None = None, name: str = "",
+    ) -> bytes:  # fmt: skip
         """Call, read to the end, check; the answer's bytes, b"" if it was no good one.
 
         Args:
             path: Of the dialect.
             body: The request.
             end: What a complete stream holds; b"" for a plain answer.
+            more: Further headers.
+            name: In the report, in place of the path and the kind of answer.
         """
         headers = {
             "authorization": f"Bearer {self.key}",
             "content-type": "application/json",
             "tidegate-tier": str(self.tier),
             "anthropic-version": "2023-06-01",
+            **(more or {}),
         }
-        name = f"tier {self.tier} {path} {'stream' if end else 'plain'}"
+        kind = "stream" if end else "plain"
+        name = f"tier {self.tier} {name or f'{path} {kind}'}"
         began = time.perf_counter()
         with self.client.post(
             path, data=json.dumps(body), headers=headers, name=name, catch_response=True,
@@ -238,7 +263,8 @@ class Agent(FastHttpUser):
             queued = answer.headers.get("tidegate-queue-ms") if answer.headers else None
             if queued is not None:
                 self.told("QUEUE", f"tier {self.tier}", float(queued))
-            if answer.status_code == 200:
+            if answer.status_code in (200, 202):
+                self.begun = answer.headers.get("mcp-session-id", "")
                 if end and end not in content:
                     answer.failure("a stream without its end")
                     return b""
@@ -371,3 +397,70 @@ class SlowReader(Agent):
         """A little, and a rest."""
         gevent.sleep(SLOW_PAUSE)
         return super().take(answer)
+
+
+class ToolAgent(Agent):
+    """Calls a tool between its thoughts: every other one in a session, every other one without."""
+
+    weight = 3
+    tier = 2
+    only_tools = True
+    numbers: ClassVar[Iterator[int]] = itertools.count()
+    accepts: ClassVar[dict[str, str]] = {"accept": "application/json, text/event-stream"}
+
+    def on_start(self) -> None:
+        """Every other client is of the older era."""
+        super().on_start()
+        self.mount = self.environment.parsed_options.tools
+        self.older = next(self.numbers) % 2 == 0
+        self.session: dict[str, str] = {}
+
+    @task
+    def call(self) -> None:
+        """One tool call; its answer is JSON, or an event where it had to wait."""
+        arguments = {"text": f"{self.serial} {self.draw.random()}"}
+        params: dict[str, Any] = {"name": "echo", "arguments": arguments}
+        if self.older:
+            if not self.session and not self.begin():
+                return
+            answer = self.rpc("tools/call", params, self.session, "session")
+        else:
+            params["_meta"] = {
+                "io.modelcontextprotocol/protocolVersion": STATELESS,
+                "io.modelcontextprotocol/clientCapabilities": {},
+            }
+            headers = {
+                "mcp-protocol-version": STATELESS, "mcp-method": "tools/call", "mcp-name": "echo",
+            }  # fmt: skip
+            answer = self.rpc("tools/call", params, headers, "stateless")
+        if answer and b'"result"' not in answer:
+            self.session = {}
+            events.request.fire(
+                request_type="TOOL", name="tools/call without a result", response_time=0,
+                response_length=len(answer), exception=RuntimeError(answer[:200]), context={},
+            )  # fmt: skip
+
+    def begin(self) -> bool:
+        """The handshake of the older era; whether there is a session."""
+        client = {"name": "locust", "version": "1"}
+        params = {"protocolVersion": SESSIONS, "capabilities": {}, "clientInfo": client}
+        self.rpc("initialize", params, {}, "session")
+        name = self.begun
+        if not name:
+            return False
+        self.session = {"mcp-session-id": name, "mcp-protocol-version": SESSIONS}
+        note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        self.ask(self.mount, note, more=self.accepts | self.session, name="MCP initialized")
+        return True
+
+    def rpc(self, method: str, params: dict[str, Any], more: dict[str, str], era: str) -> bytes:
+        """One request; the answer's bytes."""
+        self.serial += 1
+        body = {"jsonrpc": "2.0", "id": self.serial, "method": method, "params": params}
+        return self.ask(self.mount, body, more=self.accepts | more, name=f"MCP {method} {era}")
+
+    def on_stop(self) -> None:
+        """A session ends with its agent."""
+        if self.session:
+            headers = {"authorization": f"Bearer {self.key}", **self.session}
+            self.client.delete(self.mount, headers=headers, name="MCP delete session")

@@ -56,6 +56,11 @@ class Shape(LoadTestShape):  # type: ignore[misc]
         if stage is None:
             return None
         kinds = self.runner.environment.user_classes
-        slow = options.shape == "slow"
-        wanted = [kind for kind in kinds if slow or not getattr(kind, "only_slow", False)]
+        slow, tools = options.shape == "slow", bool(getattr(options, "tools", ""))
+        wanted = [
+            kind
+            for kind in kinds
+            if (slow or not getattr(kind, "only_slow", False))
+            and (tools or not getattr(kind, "only_tools", False))
+        ]
         return (*stage, wanted)

@@ -41,6 +41,8 @@ def test_a_short_run_answers_everybody_and_reports_what_we_add(tmp_path):
         "tier 1 /v1/chat/completions stream", "tier 2 /v1/messages plain",
         "tier 2 /v1/messages stream", "tier 3 /v1/responses plain",
         "tier 3 /v1/chat/completions plain", "tier 2 /v1/chat/completions stream",
+        "tier 2 MCP initialize session", "tier 2 MCP initialized", "tier 2 MCP tools/call session",
+        "tier 2 MCP tools/call stateless",
     }  # fmt: skip
     assert served == wanted
     kinds = {kind for kind, _ in rows}
