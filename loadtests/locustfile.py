@@ -12,6 +12,7 @@ not be somebody else's outage (docs/howto/load-test.md).
     Workflow      tier 2, Messages, plain and streamed in turn, with a growing history
     Background    tier 3, Responses and Chat Completions, plain: nobody waits
     SlowReader    tier 2, Chat Completions, streamed and read slowly; only in the shape `slow`
+    ToolAgent     tier 2, MCP tools/call, in a session or stateless; elsewhere only with `--tools`
 
 Beside locust's own figures the report has: FIRST TOKEN (from asking to the first event), QUEUE (the
 gateway's `tidegate-queue-ms`), and LEDGER: refusals for quota in the emulator's own books. Answers
