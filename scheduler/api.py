@@ -105,7 +105,8 @@ def open(state_dir: Path, *, seal: Seal | None = None) -> TaskStore:  # noqa: A0
 
     Args:
         state_dir: The folder.
-        seal: Makes the bodies of held calls unreadable for whoever finds the file.
+        seal: Makes bodies of held calls, answers of effects and arguments of approvals unreadable
+            for whoever finds the file.
 
     Raises:
         StoreFault: It cannot be used; the message is one clear sentence.

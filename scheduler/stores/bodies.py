@@ -1,8 +1,8 @@
-"""Bodies of held calls as they lie in the table: sealed where the opener of the store gave a seal.
+"""What people and tools said, as it lies in tables: sealed where the opener gave a seal.
 
-A sealed row has no headers of its own: they lie inside, before the body. What was written before
-the store had a seal stays readable. A body is bound to its hold and part, so that none can be put
-in another's place.
+Bodies of held calls, answers of effects, arguments of approvals. A sealed row of a held call has no
+headers of its own: they lie inside, before the body. What was written before the store had a seal
+stays readable. A text is bound to its place, so that none can be put in another's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from scheduler.stores.base import Message
 if TYPE_CHECKING:
     import sqlite3
 
+SEALED = b"\x01"
 LENGTH = 4
 """Bytes that say how long the headers are."""
 
@@ -34,6 +35,28 @@ class Seal(Protocol):
     def unwrap(self, sealed: bytes, about: bytes) -> bytes | None:
         """The bytes; None where key, bytes or `about` are not those of the sealing."""
         ...
+
+
+class Texts:
+    """Single texts to columns and back.
+
+    A sealed one begins with a byte that no JSON text begins with.
+    """
+
+    __slots__ = ("_seal",)
+
+    def __init__(self, seal: Seal | None) -> None:
+        self._seal = seal
+
+    def column(self, plain: bytes, about: str) -> bytes:
+        """What is written; `about` names its place."""
+        return plain if self._seal is None else SEALED + self._seal.wrap(plain, about.encode())
+
+    def text(self, found: bytes, about: str) -> bytes | None:
+        """The text; None where it was sealed under another secret, or for another place."""
+        if not found.startswith(SEALED):
+            return found
+        return self._seal.unwrap(found[1:], about.encode()) if self._seal is not None else None
 
 
 class Bodies:

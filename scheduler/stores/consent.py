@@ -13,21 +13,9 @@ from scheduler.stores.statements import statements
 if TYPE_CHECKING:
     import sqlite3
 
+    from scheduler.stores.bodies import Texts
     from scheduler.stores.lanes import Lane
     from scheduler.units import Micros
-
-
-def _approval(row: sqlite3.Row) -> Approval:
-    document = Document(
-        id=row["id"], owner=row["owner"], agent=row["agent"], tenant=row["tenant"],
-        tool=row["tool"], arguments=json.loads(row["arguments"]), policy=row["policy"],
-        rule=row["rule"], expires=row["expires"], nonce=row["nonce"],
-    )  # fmt: skip
-    return Approval(
-        seq=row["seq"], document=document, state=Stand(row["state"]), reason=row["reason"],
-        call=row["call"], requested=row["requested"], decided=row["decided"], used=row["used"],
-        approver=row["approver"], signature=bytes(row["signature"]), note=row["note"],
-    )  # fmt: skip
 
 
 class ConsentTable:
@@ -35,20 +23,39 @@ class ConsentTable:
 
     Args:
         writer, reader: The store's lanes.
+        texts: How arguments lie in the table.
     """
 
     def __init__(
-        self, writer: Lane[sqlite3.Connection], reader: Lane[sqlite3.Connection]
-    ) -> None:  # fmt: skip
+        self, writer: Lane[sqlite3.Connection], reader: Lane[sqlite3.Connection], texts: Texts
+    ) -> None:
+        self._texts = texts
         self._sql = statements("approvals.sql")
         self._writer = writer
         self._reader = reader
+
+    def _approval(self, row: sqlite3.Row) -> Approval:
+        """The approval of a row; void where nobody can read any more what consent was asked for."""
+        state, ident, found = Stand(row["state"]), row["id"], row["arguments"]
+        text = found if isinstance(found, str) else self._texts.text(found, f"approval/{ident}")
+        if text is None:
+            text, state = "{}", Stand.VOID
+        document = Document(
+            id=ident, owner=row["owner"], agent=row["agent"], tenant=row["tenant"],
+            tool=row["tool"], arguments=json.loads(text), policy=row["policy"],
+            rule=row["rule"], expires=row["expires"], nonce=row["nonce"],
+        )  # fmt: skip
+        return Approval(
+            seq=row["seq"], document=document, state=state, reason=row["reason"],
+            call=row["call"], requested=row["requested"], decided=row["decided"], used=row["used"],
+            approver=row["approver"], signature=bytes(row["signature"]), note=row["note"],
+        )  # fmt: skip
 
     def _find(self, db: sqlite3.Connection, approval: str) -> Approval:
         row = db.execute(self._sql["by_id"], {"id": approval}).fetchone()
         if row is None:
             raise UnknownApproval(approval)
-        return _approval(row)
+        return self._approval(row)
 
     async def ask(
         self, document: Document, *, reason: str, call: str, now: Micros, caps: Caps
@@ -59,7 +66,7 @@ class ConsentTable:
             binding = document.binding()
             row = db.execute(self._sql["newest"], {"binding": binding}).fetchone()
             if row is not None:
-                known = _approval(row)
+                known = self._approval(row)
                 standing = known.state in OPEN or known.state is Stand.DENIED
                 if standing and now < known.document.expires:
                     return known
@@ -74,7 +81,7 @@ class ConsentTable:
                 {
                     "id": document.id, "owner": document.owner, "agent": document.agent,
                     "tenant": document.tenant, "tool": document.tool,
-                    "arguments": canonical(dict(document.arguments)).decode(),
+                    "arguments": self._written(document),
                     "policy": document.policy, "rule": document.rule,
                     "expires": document.expires, "nonce": document.nonce, "binding": binding,
                     "reason": reason, "call": call, "now": now,
@@ -83,6 +90,11 @@ class ConsentTable:
             return self._find(db, document.id)
 
         return await self._writer.ask(ask)
+
+    def _written(self, document: Document) -> str | bytes:
+        plain = canonical(dict(document.arguments))
+        sealed = self._texts.column(plain, f"approval/{document.id}")
+        return plain.decode() if sealed is plain else sealed
 
     async def decide(
         self, approval: str, event: Move, *, approver: str, signature: bytes, note: str, now: Micros
@@ -125,7 +137,10 @@ class ConsentTable:
     def _finish(
         self, db: sqlite3.Connection, approval: str, event: Move, note: str, now: Micros
     ) -> Approval:  # fmt: skip
-        after = move(self._find(db, approval).state, event)
+        row = db.execute(self._sql["by_id"], {"id": approval}).fetchone()
+        if row is None:
+            raise UnknownApproval(approval)
+        after = move(Stand(row["state"]), event)  # by the row: what is unreadable ends as well
         db.execute(
             self._sql["finish"], {"id": approval, "state": after.value, "note": note, "now": now}
         )
@@ -148,7 +163,7 @@ class ConsentTable:
         """See `Approvals`."""
         values = {"state": state.value if state else "", "after": after, "limit": limit}
         return await self._reader.ask(
-            lambda db: [_approval(row) for row in db.execute(self._sql["listing"], values)]
+            lambda db: [self._approval(row) for row in db.execute(self._sql["listing"], values)]
         )
 
     async def prune(self, *, before: Micros, limit: int) -> int:

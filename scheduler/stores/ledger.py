@@ -6,6 +6,7 @@ one moment share one fsync.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scheduler.effects import (
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from scheduler.stores.bodies import Texts
     from scheduler.stores.lanes import Lane
     from scheduler.units import Micros
 
 OVERDUE = "its outcome did not come in time"
 ABANDONED = "the gateway ended while it was under way"
 TOO_LARGE = "its answer was too large to keep"
+UNREADABLE = "its answer was sealed under another secret"
 
 
 def _effect(row: sqlite3.Row) -> Effect:
@@ -52,6 +55,7 @@ class EffectTable:
     Args:
         writer, reader: The store's lanes.
         wrote: Told how many bytes of answers went into the log.
+        texts: How answers lie in the table.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class EffectTable:
         reader: Lane[sqlite3.Connection],
         *,
         wrote: Callable[[int], None],
+        texts: Texts,
     ) -> None:
+        self._texts = texts
         self._sql = statements("effects.sql")
         self._writer = writer
         self._reader = reader
@@ -81,8 +87,13 @@ class EffectTable:
             row = self._row(db, key)
             if row is None:
                 return None
-            answer = row["result"]
-            return _effect(row), None if answer is None else bytes(answer)
+            effect, found = _effect(row), row["result"]
+            if found is None:
+                return effect, None
+            answer = self._texts.text(bytes(found), f"effect/{key}")
+            if answer is None:
+                return replace(effect, kept=False, note=UNREADABLE), None
+            return effect, answer
 
         return await self._reader.ask(look)
 
@@ -129,7 +140,8 @@ class EffectTable:
             size = len(answer) if kept else 0
             values = {
                 "key": key, "epoch": epoch, "now": now, "tokens": tokens,
-                "result": answer if kept else None, "bytes": size,
+                "result": self._texts.column(answer, f"effect/{key}") if kept else None,
+                "bytes": size,
                 "note": "" if kept else TOO_LARGE,
             }  # fmt: skip
             self._change(db, "settle", values)

@@ -38,7 +38,7 @@ from scheduler.errors import (
 from scheduler.holds import FINAL, LIVE, Event, Limits, State, move
 from scheduler.stores import locks
 from scheduler.stores.base import Held, Message, NewHold, Recovered, Refusal, Waiting
-from scheduler.stores.bodies import Bodies, Seal, Unreadable
+from scheduler.stores.bodies import Bodies, Seal, Texts, Unreadable
 from scheduler.stores.consent import ConsentTable
 from scheduler.stores.lanes import Job, Lane
 from scheduler.stores.ledger import EffectTable
@@ -135,8 +135,9 @@ class SqliteStore:
         self._reader = (
             self._writer if self._path is None else Lane("store-reader", self._connect, _read)
         )
-        self.effects = EffectTable(self._writer, self._reader, wrote=self._wrote)
-        self.approvals = ConsentTable(self._writer, self._reader)
+        texts = Texts(seal)
+        self.effects = EffectTable(self._writer, self._reader, wrote=self._wrote, texts=texts)
+        self.approvals = ConsentTable(self._writer, self._reader, texts)
         self.usage = UsageTable(self._writer, self._reader)
 
     def __repr__(self) -> str:
