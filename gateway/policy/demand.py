@@ -44,7 +44,9 @@ class Demand(Check):
             path: Path = ("tiers", name)
             if tier.number in numbers:
                 self.report.error(
-                    (*path, "number"), f"the tier {numbers[tier.number]!r} has this number"
+                    (*path, "number"),
+                    f"the tier {numbers[tier.number]!r} has this number",
+                    of=(("tiers", numbers[tier.number]),),
                 )
             numbers[tier.number] = name
         taken = [name for number, name in DEFAULT_TIERS if number not in numbers]
@@ -92,19 +94,23 @@ class Demand(Check):
                 "nobody can be this agent",
                 allowed="keys, jwt, or edge.anonymous",
                 at_key=True,
+                of=(("edge",),),
             )
         for index, key in enumerate(agent.keys):
             where = (*path, "keys", index)
             ways = [way for way in (key.hash, key.key, key.pattern) if way is not None]
             if len(ways) != 1:
-                self.report.error(where, "holds one way in", allowed="one of hash, key, pattern")
+                self.report.error(
+                    where, "holds one way in", allowed="one of hash, key, pattern", of=()
+                )
             if key.pattern is not None and (key.id is not None or key.expires is not None):
-                self.report.error(where, "a pattern has neither id nor expires")
+                self.report.error(where, "a pattern has neither id nor expires", of=())
             if key.pattern is not None and len(key.pattern.rstrip("*?")) < 4:
                 self.report.error(
                     (*where, "pattern"),
                     "accepts too much",
                     allowed="at least 4 characters before the first * at its end: soak-*",
+                    of=(),
                 )
         patterned = [key.pattern for key in agent.keys if key.pattern is not None]
         if patterned and (len(patterned) < len(agent.keys) or agent.jwt is not None):
@@ -113,6 +119,7 @@ class Demand(Check):
                 "mixes patterns with other ways in",
                 allowed="an agent of its own for patterns: its limits hold for each key",
                 at_key=True,
+                of=(),
             )
         if agent.jwt is None:
             return
@@ -124,6 +131,7 @@ class Demand(Check):
                 "stands for many agents, and the keys for one",
                 allowed="an agent of its own for the keys",
                 at_key=True,
+                of=(),
             )
 
     def _reached(self) -> None:
@@ -165,12 +173,19 @@ class Demand(Check):
                 where: Path = ("agents", name, "keys", index)
                 if key.id is not None:
                     if key.id in seen:
-                        self.report.error((*where, "id"), "another key has this id")
+                        self.report.error(
+                            (*where, "id"),
+                            "another key has this id",
+                            of=(("agents", seen[key.id]),),
+                        )
                     seen[key.id] = name
                 value = key.key.reveal() if key.key is not None else key.hash
                 if value is not None and values.setdefault(value, name) != name:
                     self.report.error(
-                        where, f"the agent {values[value]!r} has the same key", at_key=True
+                        where,
+                        f"the agent {values[value]!r} has the same key",
+                        at_key=True,
+                        of=(("agents", values[value]),),
                     )
 
     def _tier_of(self, path: Path, agent: file.Agent) -> None:
@@ -191,6 +206,7 @@ class Demand(Check):
                     (*path, "tier"),
                     f"its calls would start above {dotted(owner)}.tier_cap, which is {cap}",
                     allowed="a tier no more urgent than the cap",
+                    of=(owner, ("tiers",)),
                 )
 
     def tenants(self) -> None:
@@ -199,7 +215,7 @@ class Demand(Check):
         for name, tenant in self.rules.tenants.items():
             path: Path = ("tenants", name)
             if name not in used:
-                self.report.error(path, "no agent belongs to this tenant", at_key=True)
+                self.report.error(path, "no agent belongs to this tenant", at_key=True, unless=name)
             if tenant.tier_cap is not None:
                 self.known((*path, "tier_cap"), tenant.tier_cap, self.tiers, "tier")
             if tenant.limits is not None:
@@ -229,6 +245,7 @@ class Demand(Check):
                     (*path, "limits", key),
                     f"can never bind: the tenant's {key} is {shared[key]}",
                     allowed=f"at most {shared[key]}",
+                    of=(("tenants", agent.tenant or DEFAULT_TENANT),),
                 )
                 continue
             reach = self._reachable(agent.models, key)
@@ -266,12 +283,12 @@ class Demand(Check):
         for index, budget in enumerate(budgets):
             where = (*path, index)
             if (budget.tokens is None) == (budget.money is None):
-                self.report.error(where, "one thing is counted", allowed="tokens or money")
+                self.report.error(where, "one thing is counted", allowed="tokens or money", of=())
                 continue
             kind = "tokens" if budget.money is None else "money"
             amount = budget.tokens if budget.money is None else budget.money
             if (kind, budget.per) in seen:
-                self.report.error(where, f"a second budget of {kind} per {budget.per}")
+                self.report.error(where, f"a second budget of {kind} per {budget.per}", of=())
             seen[kind, budget.per] = amount or 0
             if kind == "money":
                 self._priced(where, patterns)
@@ -282,6 +299,7 @@ class Demand(Check):
                     path,
                     f"of the two budgets of {kind} one can never bind",
                     allowed="a month of more than a day's and at most 31 days' budget",
+                    of=(),
                 )
 
     def _priced(self, path: Path, patterns: tuple[str, ...]) -> None:
@@ -303,13 +321,17 @@ class Demand(Check):
         for name, issuer in self.rules.issuers.items():
             path: Path = ("issuers", name)
             if name not in used:
-                self.report.error(path, "no agent is signed by this issuer", at_key=True)
+                self.report.error(
+                    path, "no agent is signed by this issuer", at_key=True, unless=name
+                )
             if (issuer.jwks_url is None) == (issuer.jwks_file is None):
                 self.report.error(
-                    path, "one source of keys is needed", allowed="jwks_url or jwks_file"
+                    path, "one source of keys is needed", allowed="jwks_url or jwks_file", of=()
                 )
             if issuer.issuer is None and not issuer.spiffe:
-                self.report.error(path, "issuer is missing", allowed="issuer, or spiffe: true")
+                self.report.error(
+                    path, "issuer is missing", allowed="issuer, or spiffe: true", of=()
+                )
 
     def anonymous(self) -> None:
         """Calls without a credential come from this machine only."""

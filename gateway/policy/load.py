@@ -2,7 +2,7 @@
 
 `load` reads one file or a folder merged in name order, refuses what YAML readers disagree on,
 resolves secrets, validates every entry and then what entries are to each other, and reports all
-mistakes at once; beside an invalid entry only misspelled names are told of the rest (`pruning.py`).
+mistakes at once; beside an invalid entry what does not depend on it is told too (`pruning.py`).
 A policy that comes out can be compiled; `tidegate check` is this same loader.
 
 PyYAML keeps the last of duplicate keys and reads `no` as false, so only its event stream is used:
@@ -25,7 +25,7 @@ from gateway.errors import PolicyError, PolicyProblem
 from gateway.policy.crosscheck import crosscheck
 from gateway.policy.models import PolicyFile
 from gateway.policy.problems import Report
-from gateway.policy.pruning import NamesOnly, pruned
+from gateway.policy.pruning import Certain, pruned, texts_in
 from gateway.policy.tree import MAX_DEPTH, MAX_SECRET, Converter, Node
 from gateway.policy.wording import Schema, report_errors
 from gateway.snapshot import Place
@@ -197,8 +197,9 @@ MOST_PRUNED = 8
 
 
 def _dangling(raw: dict[str, Any], report: Report) -> None:
-    """Names that point to nothing are reported beside invalid entries."""
-    sound, failed = raw, set(report.failed)
+    """What is wrong between entries whatever the invalid ones say is reported beside them."""
+    sound, failed = raw, set(report.invalid)
+    invalid = set(failed)
     for _ in range(MOST_PRUNED):
         sound = pruned(sound, failed)
         try:
@@ -206,10 +207,13 @@ def _dangling(raw: dict[str, Any], report: Report) -> None:
         except ValidationError as wrong:
             found = [tuple(record["loc"]) for record in wrong.errors(include_url=False)]
             failed = {loc[:-1] if loc[-1:] == ("[key]",) else loc for loc in found}
+            invalid |= failed
             continue
         sections = [part for part in raw.values() if isinstance(part, dict)]
-        known = {str(name) for part in sections for name in part}
-        crosscheck(rules, NamesOnly(report, known=known), literals=())
+        known = {str(name) for part in sections for name in part} | report.dropped
+        texts = None if report.partial else set(texts_in(raw))
+        certain = Certain(report, known=known, invalid=invalid, texts=texts)
+        crosscheck(rules, certain, literals=())
         return
 
 

@@ -49,7 +49,14 @@ def clean(text: str) -> str:
 
 
 class Report:
-    """Collects spots, problems and warnings of one loading."""
+    """Collects spots, problems and warnings of one loading.
+
+    Attributes:
+        failed: Paths of which something was said: what follows from it is not said again.
+        invalid: Those of them whose value is of no use.
+        dropped: Keys that were left out of an otherwise sound mapping.
+        partial: Some values of the file were not read.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = Place(file=root, line=1, column=1)
@@ -57,8 +64,11 @@ class Report:
         self.problems: list[PolicyProblem] = []
         self.warnings: list[PolicyProblem] = []
         self.failed: set[Path] = set()
+        self.invalid: set[Path] = set()
+        self.dropped: set[str] = set()
+        self.partial = False
 
-    def error(
+    def error(  # noqa: PLR0913 - what a mistake is, each once
         self,
         path: Path,
         what: str,
@@ -66,9 +76,23 @@ class Report:
         allowed: str = "",
         near: tuple[str, Iterable[str]] | None = None,
         at_key: bool = False,
+        of: tuple[Path, ...] | None = None,  # noqa: ARG002 - for those who know only a part
+        unless: str | None = None,  # noqa: ARG002 - the same
     ) -> None:
-        """One more mistake. `near` is a name and those among which it may have been meant."""
+        """One more mistake.
+
+        Args:
+            path: Where.
+            what: Is wrong.
+            allowed: What would be right.
+            near: A name, and those among which it may have been meant.
+            at_key: It is told at the key, not at the value.
+            of: It is one whatever the rest of the file says: beside its own entry it depends on
+                these entries, or sections, alone. None: on everything.
+            unless: It is none if this name stands anywhere else.
+        """
         self.failed.add(path)
+        self.invalid.add(path)
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(self._made(path, what, allowed, near, at_key=at_key))
 
@@ -82,9 +106,16 @@ class Report:
         if len(self.warnings) < MAX_PROBLEMS:
             self.warnings.append(self._made(path, what, allowed, None, at_key=at_key))
 
-    def error_at(self, place: Place, path: Path, what: str, *, allowed: str = "") -> None:
-        """One more mistake, at a place that has no spot."""
+    def error_at(
+        self, place: Place, path: Path, what: str, *, allowed: str = "", dropped: str | None = None
+    ) -> None:
+        """One more mistake, at a place that has no spot; `dropped` is the key that it cost."""
         self.failed.add(path)
+        self.partial = True
+        if dropped is None:
+            self.invalid.add(path)
+        else:
+            self.dropped.add(dropped)
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(_problem(place, path, what, allowed, ""))
 

@@ -40,6 +40,7 @@ class Supply(Check):
                     "no model is served by this provider",
                     allowed="a model that names it, or passthrough with a passthrough_pool",
                     at_key=True,
+                    unless=name,
                 )
             self._provider_keys(path, provider, served)
             for key in ("count_tokens_pool", "passthrough_pool"):
@@ -51,6 +52,7 @@ class Supply(Check):
                     (*path, "count_tokens_pool"),
                     "never used: count_tokens is answered here",
                     allowed="count_tokens: relay",
+                    of=(),
                 )
 
     def _provider_keys(self, path: Path, provider: file.Provider, served: list[str]) -> None:
@@ -58,12 +60,15 @@ class Supply(Check):
         for index, key in enumerate(provider.keys):
             where = (*path, "keys", index)
             if key.id in seen:
-                self.report.error((*where, "id"), "another key of this provider has this id")
+                self.report.error((*where, "id"), "another key of this provider has this id", of=())
             seen.add(key.id)
             self.matching((*where, "models"), key.models, served)
         if provider.keys and not any(key.weight for key in provider.keys):
             self.report.error(
-                (*path, "keys"), "every key is a standby", allowed="a weight above 0 for one"
+                (*path, "keys"),
+                "every key is a standby",
+                allowed="a weight above 0 for one",
+                of=(),
             )
         patterns = [pattern for key in provider.keys for pattern in key.models]
         open_to = usable(patterns, served)
@@ -78,7 +83,7 @@ class Supply(Check):
         for name in names:
             if name == PER_MODEL:
                 if len(names) > 1:
-                    self.report.error(path, f"{PER_MODEL} stands alone")
+                    self.report.error(path, f"{PER_MODEL} stands alone", of=())
                 continue
             if not self.known(path, name, self.rules.pools, "pool"):
                 continue
@@ -110,7 +115,7 @@ class Supply(Check):
         for name, pool in self.rules.pools.items():
             path: Path = ("pools", name)
             if name == PER_MODEL:
-                self.report.error(path, f"{PER_MODEL} is a word of ours", at_key=True)
+                self.report.error(path, f"{PER_MODEL} is a word of ours", at_key=True, of=())
             self.known((*path, "provider"), pool.provider, self.rules.providers, "provider")
             if name not in used:
                 self.report.error(
@@ -118,6 +123,7 @@ class Supply(Check):
                     "no model spends this pool",
                     allowed=f"pool: {name} in a model",
                     at_key=True,
+                    unless=name,
                 )
             self.limits((*path, "limits"), pool.limits)
             if "ramp" in pool.model_fields_set:
@@ -131,7 +137,7 @@ class Supply(Check):
             return
         what = f"the pool admits {most} tokens per minute" if most else "the pool meters no tokens"
         self.report.error(
-            path, f"can never bind: {what}", allowed="a floor below the pool's tpm or itpm"
+            path, f"can never bind: {what}", allowed="a floor below the pool's tpm or itpm", of=()
         )
 
     def _ceilings(self, path: Path, pool: file.Pool) -> None:
@@ -140,13 +146,16 @@ class Supply(Check):
             if self.known((*path, tier), tier, self.tiers, "tier"):
                 by_number[self.tiers[tier]] = share
         if not pool.ceilings:
-            self.report.error(path, "names no tier", allowed=", ".join(self.tiers))
+            self.report.error(path, "names no tier", allowed=", ".join(self.tiers), of=())
         if pool.reserve != "none":
-            self.report.error(path, "reserve and ceilings say the same thing", allowed="one")
+            self.report.error(path, "reserve and ceilings say the same thing", allowed="one", of=())
         falling = [by_number.get(number, 1_000_000) for number in (1, 2, 3)]
         if sorted(falling, reverse=True) != falling:
             self.report.error(
-                path, "a less urgent tier may fill more than a more urgent one", at_key=True
+                path,
+                "a less urgent tier may fill more than a more urgent one",
+                at_key=True,
+                of=(("tiers",),),
             )
 
     def models(self) -> None:
@@ -158,7 +167,7 @@ class Supply(Check):
             for earlier in names[:position]:
                 if globs.is_pattern(name) and globs.covers(earlier, name):
                     self.report.error(
-                        path, f"never reached: {earlier!r} stands before it", at_key=True
+                        path, f"never reached: {earlier!r} stands before it", at_key=True, of=()
                     )
                     break
             for index, rung in enumerate(deployments_of(model)):
@@ -191,14 +200,14 @@ class Supply(Check):
             and rung.context_window is not None
             and rung.max_output > rung.context_window
         ):
-            self.report.error((*path, "max_output"), "larger than the context window")
+            self.report.error((*path, "max_output"), "larger than the context window", of=())
 
     def ladders(self) -> None:
         """Each rung can be taken, and no ladder leads back."""
         for name, model in self.rules.models.items():
             path: Path = ("models", name, "ladder")
             if model.downgrade == "never" and model.ladder is not None:
-                self.report.error(path, "never taken: downgrade is never", at_key=True)
+                self.report.error(path, "never taken: downgrade is never", at_key=True, of=())
             for index, rung in enumerate(model.ladder or ()):
                 where = (*path, index) if (*path, index) in self.report.spots else path
                 self._rung(where, name, rung)
@@ -238,7 +247,9 @@ class Supply(Check):
                 if rung in trail:
                     circle = " -> ".join([*trail[trail.index(rung) :], rung])
                     self.report.error(
-                        ("models", name, "ladder"), f"the ladder is a circle: {circle}"
+                        ("models", name, "ladder"),
+                        f"the ladder is a circle: {circle}",
+                        of=tuple([("models", one) for one in trail]),
                     )
                 elif rung in self.rules.models and rung not in done:
                     stack.append((rung, 0))
@@ -259,6 +270,6 @@ class Supply(Check):
             for earlier in names[:position]:
                 if globs.is_pattern(name) and globs.covers(earlier, name):
                     self.report.error(
-                        path, f"never reached: {earlier!r} stands before it", at_key=True
+                        path, f"never reached: {earlier!r} stands before it", at_key=True, of=()
                     )
                     break

@@ -221,7 +221,10 @@ class Converter:
         elif _control(node.text) or not node.text or len(node.text) > 200:
             what = "a key must be a short printable name"
         if what:
-            self._report.error_at(node.place, path, what, allowed="a name, in quotes if need be")
+            self._report.error_at(
+                node.place, path, what, allowed="a name, in quotes if need be",
+                dropped=node.text if node.kind == "scalar" else "",
+            )  # fmt: skip
         return not what
 
     def _leaf(self, node: Node, path: Path) -> Any:  # noqa: ANN401

@@ -458,6 +458,56 @@ def test_what_an_invalid_entry_may_still_use_is_not_called_unused():
     assert [problem.path for problem in found] == ["models.m-*.ladder"]
 
 
+def test_a_key_that_is_no_name_costs_its_own_entry_alone():
+    text = agent(f"{{{KEYS}, models: [gpt-x], tier: golden}}")
+    found = said(text.replace("models:\n", "models:\n  no: {provider: up, pool: big}\n", 1))
+    for sentence in ("'no' is a boolean", "'gpt-x' matches no model", "no tier is named 'golden'"):
+        assert sentence in found, sentence
+
+
+def test_the_name_of_a_key_that_is_no_name_is_no_misspelled_one():
+    text = agent(f'{{{KEYS}, models: ["no"]}}')
+    found = said(text.replace("models:\n", "models:\n  no: {provider: up, pool: big}\n", 1))
+    assert "'no' is a boolean" in found
+    assert "matches no model" not in found
+
+
+INVALID = "\nretry: {base: soon}\n"
+
+
+def test_what_no_invalid_entry_can_change_is_told_beside_it():
+    circle = (
+        "  a: {provider: up, pool: big, ladder: [b]}\n  b: {provider: up, pool: big, ladder: [a]}\n"
+    )
+    text = POOLS.replace("models:\n", f"models:\n{circle}", 1)
+    text = text.replace("pools:\n", "pools:\n  idle: {provider: up, limits: {rpm: 5}}\n", 1)
+    found = said(text + INVALID)
+    for sentence in ("retry.base", "the ladder is a circle: a -> b -> a", "pools.idle: no model"):
+        assert sentence in found, sentence
+
+
+def test_what_an_invalid_entry_may_change_waits_for_it():
+    circle = (
+        "  a: {provider: up, pool: big, ladder: [b]}\n"
+        "  b: {provider: up, pool: big, ladder: [a], cap: 7}\n"
+    )
+    text = POOLS.replace("models:\n", f"models:\n{circle}", 1)
+    text = text.replace("pools:\n", "pools:\n  idle: {provider: up, limits: {rpm: 5}}\n", 1)
+    text = text.replace("pool: big, ladder: [b]", "pool: big, ladder: [b], spare: idle")
+    found = said(text)
+    assert "models.b.cap" in found
+    assert "models.a.spare" in found
+    assert "circle" not in found
+    assert "no model spends" not in found
+
+
+def test_an_entry_that_was_not_read_may_use_anything():
+    text = POOLS.replace("pools:\n", "pools:\n  idle: {provider: up, limits: {rpm: 5}}\n", 1)
+    found = said(text.replace("models:\n", "models:\n  no: {provider: up, pool: idle}\n", 1))
+    assert "'no' is a boolean" in found
+    assert "no model spends" not in found
+
+
 def test_entries_of_lists_are_left_out_by_their_own_number():
     keys = '[{id: a, pattern: "a-*"}, {pattern: 7}, {key: "${DEV_KEY}"}, {pattern: 8}]'
     found = said(agent(f"{{keys: {keys}, loopback_only: true, tier: golden}}"))
