@@ -90,6 +90,12 @@ class Outbox:
                 what an outage cost comes before anybody new.
         """
         room = MOST_ITEMS
+        if len(self.settles) + len(self.acquires) <= room and not (
+            self.cancels or self.lates or self.adopts
+        ):
+            return Load(
+                list(self.settles.values()), [], [], [], list(self.acquires) if asking else []
+            )
         settles = list(islice(self.settles.values(), room))
         room -= len(settles)
         cancels = list(islice(self.cancels, room))

@@ -130,8 +130,8 @@ class RemotePool:
     __slots__ = (
         "_bad", "_cold", "_epoch", "_good", "_linger", "_mail_ack", "_mode", "_next_probe",
         "_nudged", "_offset", "_out", "_overdue", "_paces", "_ready", "_sent", "_sent_at",
-        "_share", "_stopgap", "_stopgap_wake", "_version", "_wake", "away", "calls", "failures",
-        "gateway", "held", "orphans", "spec", "standing", "told", "waits",
+        "_share", "_slow", "_stopgap", "_stopgap_wake", "_version", "_wake", "away", "calls",
+        "failures", "gateway", "held", "orphans", "spec", "standing", "told", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -168,7 +168,8 @@ class RemotePool:
         self._share = UNTOLD_PPM
         self._ready: list[Verdict] = []
         self._bad = self._good = 0
-        self._paces: deque[Micros] = deque(maxlen=JUDGED)
+        self._paces: deque[bool] = deque()
+        self._slow = 0  # how many of them are
         self._next_probe: Micros = 0
         self._stopgap: Stopgap | None = None
         self._stopgap_wake: Micros = 0
@@ -295,7 +296,9 @@ class RemotePool:
 
     def verdicts(self) -> list[Verdict]:
         """What became known since; each is told once."""
-        ready, self._ready = self._ready, []
+        ready = self._ready
+        if ready:
+            self._ready = []
         return ready
 
     def server_now(self, now: Micros) -> Micros:
@@ -311,10 +314,12 @@ class RemotePool:
 
     def next(self, now: Micros) -> Batch | None:
         """The batch to send now, if there is a reason; it counts as in flight until it is told."""
-        if self._sent is not None:
-            return None
         due = self.alarm(now)
-        if due is None or due > now:
+        return None if due is None or due > now else self.take(now)
+
+    def take(self, now: Micros) -> Batch | None:
+        """The batch to send now that `alarm` has come; as `next`."""
+        if self._sent is not None:
             return None
         while self._overdue:
             rid, last = next(iter(self._overdue.items()))
@@ -393,7 +398,7 @@ class RemotePool:
         assert batch is not None  # noqa: S101 - the caller brings back what `next` gave
         assert reply is not None  # noqa: S101 - an answer without one has failed
         self._sent = None
-        self._paces.append(now - self._sent_at)
+        slow = now - self._sent_at > TOO_SLOW
         self._out.forget(batch)
         known = self._epoch > 0
         lost = known and reply.epoch != self._epoch
@@ -408,7 +413,7 @@ class RemotePool:
         self._wake = now + max(1, reply.wake - reply.now) if reply.wake else 0
         if lost or (reply.rejoin and known):
             self._again()
-        self._judge(now, lost=lost)
+        self._judge(now, slow=slow, lost=lost)
         if not self._linger and self._out.lingering:
             self._linger = now  # more than one batch can carry
 
@@ -480,16 +485,20 @@ class RemotePool:
 
     # --- away and back
 
-    def _judge(self, now: Micros, *, lost: bool) -> None:
+    def _judge(self, now: Micros, *, slow: bool, lost: bool) -> None:
         """Whether the store is well enough, after a batch that it answered."""
         self._bad = 0
-        slow = sum(pace > TOO_SLOW for pace in self._paces)
+        paces = self._paces
+        paces.append(slow)
+        self._slow += slow
+        if len(paces) > JUDGED:
+            self._slow -= paces.popleft()
         if not self.away:
             self._next_probe = 0
-            if len(self._paces) == JUDGED and slow * 2 >= JUDGED:
+            if len(paces) == JUDGED and self._slow * 2 >= JUDGED:
                 self._go_away(now)
             return
-        self._good = 0 if self._paces[-1] > TOO_SLOW else self._good + 1
+        self._good = 0 if slow else self._good + 1
         self._next_probe = now + PROBE
         if self._good >= JUDGED:
             self._come_back(now)
@@ -515,6 +524,7 @@ class RemotePool:
         self.away = False
         self._next_probe = 0
         self._paces.clear()
+        self._slow = 0
         stopgap, self._stopgap, self._stopgap_wake = self._stopgap, None, 0
         if stopgap is not None and any(stopgap.spent):
             rid = f"{self.gateway}.outage.{now}"

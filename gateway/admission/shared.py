@@ -23,7 +23,7 @@ from gateway.admission.packing import (
     unpack_answer,
 )
 from gateway.admission.remote import TIMEOUT, FailMode, RemotePool
-from gateway.admission.view import view_of
+from gateway.admission.view import used_of, view_of
 from gateway.clock import Expiry
 from gateway.units import MINUTE, Mode
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from gateway.units import Micros
 
 logger = logging.getLogger("tidegate.admission")
+
+SOON: Micros = 1_000_000
+"""A patience shorter than that is watched from the beginning; a longer one only if the first answer
+of the pool brings no verdict, since nearly all do."""
 
 LISTEN_AGAIN_S = 0.5
 """After the connection for nudges broke; meanwhile the pool's backup wake finds the mail."""
@@ -87,6 +91,7 @@ class _Pool:
     __slots__ = (
         "base",
         "busy",
+        "fresh",
         "remote",
         "rules",
         "send_rules",
@@ -103,6 +108,7 @@ class _Pool:
         self.rules = pack_rules(remote.spec, revision)
         self.send_rules = True
         self.waits: dict[str, Wait] = {}
+        self.fresh: list[tuple[Micros, Wait]] = []  # asked then; their deadlines are not watched
         self.timer: Timer | None = None
         self.busy = False
         self.warned = ""
@@ -203,13 +209,17 @@ class SharedStore:
         wait = pool.waits.get(ask.rid)
         if wait is not None:
             return wait
-        verdict = pool.remote.acquire(self._clock.now(), ask, spec.dimensions)
+        now = self._clock.now()
+        verdict = pool.remote.acquire(now, ask, spec.dimensions)
         if verdict is None:
             wait = pool.waits[ask.rid] = Wait(self, pool, ask, asyncio.get_running_loop())
-            wait.timer = self._clock.after(ask.deadline_in, wait.overdue)
-            self._stir(pool)
+            if ask.deadline_in < SOON or pool.remote.away or self._tasks is None:
+                wait.timer = self._clock.after(ask.deadline_in, wait.overdue)
+            else:
+                pool.fresh.append((now, wait))
+            self._stir(pool, now)
             return wait
-        self._stir(pool)
+        self._stir(pool, now)
         return verdict
 
     def settle(
@@ -224,8 +234,9 @@ class SharedStore:
         """The attempt is over; unknown or repeated ids change nothing."""
         held = self._pools.get(pool)
         if held is not None:
-            held.remote.settle(self._clock.now(), rid, outcome, actual, retry_after)
-            self._stir(held)
+            now = self._clock.now()
+            held.remote.settle(now, rid, outcome, actual, retry_after)
+            self._stir(held, now)
 
     def cancel(self, pool: str, rid: str) -> None:
         """The ask is withdrawn; if granted and never sent, everything is given back."""
@@ -269,11 +280,8 @@ class SharedStore:
 
     def standing(self, pool: str) -> Sequence[tuple[Dimension, int]]:
         """Each dimension of a pool with what of it is used; see `view`."""
-        view = self.view(pool)
-        if view is None:
-            return ()
-        dims = self._pools[pool].spec.dimensions
-        return list(zip(dims, (one.used for one in view.dimensions), strict=True))
+        held = self._pools.get(pool)
+        return () if held is None else used_of(held.remote, self._clock.now())
 
     def pools(self) -> tuple[str, ...]:
         """Names of all pools alive here."""
@@ -335,7 +343,7 @@ class SharedStore:
         batch = None if pool.busy else pool.remote.next(self._clock.now())
         if batch is not None:
             over = asyncio.Event()
-            self._send(pool, batch, over.set)
+            self._send(pool, batch, self._clock.now(), over.set)
             await over.wait()
 
     # --- pools
@@ -399,11 +407,12 @@ class SharedStore:
             pool.remote.nudge()
             self._stir(pool)
 
-    def _stir(self, pool: _Pool) -> None:
+    def _stir(self, pool: _Pool, now: Micros | None = None) -> None:
         """Something happened: a batch leaves if one is due, else an alarm stands for the next."""
         if pool.busy or self._tasks is None or self._closed:
             return
-        now = self._clock.now()
+        if now is None:
+            now = self._clock.now()
         due = pool.remote.alarm(now)
         if due is not None and due <= now:
             pool.busy = True
@@ -412,9 +421,14 @@ class SharedStore:
             self._arm(pool, due)
 
     def _arm(self, pool: _Pool, due: Micros | None) -> None:
+        """The pool is looked at then, or earlier: an alarm that comes too soon looks again.
+
+        With every call something is due a moment later; an alarm for each would be set and taken
+        back a thousand times for one that rings.
+        """
         timer = pool.timer
         if timer is not None and timer.live:
-            if timer.at == due:
+            if due is None or timer.at <= due:
                 return
             timer.cancel()
         pool.timer = None if due is None else self._clock.alarm(due, lambda: self._ring(pool))
@@ -425,21 +439,26 @@ class SharedStore:
 
     def _leave(self, pool: _Pool) -> None:
         """The next batch goes if one is due; else the pool rests until its alarm."""
-        now = self._clock.now()
+        now, remote = self._clock.now(), pool.remote
         running = self._tasks is not None and not self._closed
-        batch = pool.remote.next(now) if running else None
+        due = remote.alarm(now) if running else None
+        batch = None
+        if due is not None and due <= now:
+            batch = remote.take(now)
+            due = remote.alarm(now)
         self._tell(pool)
         if batch is not None:
-            self._send(pool, batch)
+            self._send(pool, batch, now)
             return
         pool.busy = False
         if running:
-            due = pool.remote.alarm(now)
             self._arm(pool, None if due is None else max(due, now + 1))
 
-    def _send(self, pool: _Pool, batch: Batch, over: Callable[[], None] | None = None) -> None:
+    def _send(
+        self, pool: _Pool, batch: Batch, now: Micros, over: Callable[[], None] | None = None
+    ) -> None:
         """The batch is under way; `over` is called when it is no more."""
-        exchange = _Exchange(self, pool, batch, self._clock.now())
+        exchange = _Exchange(self, pool, batch, now)
         exchange.over = over
         self._under_way[exchange] = None
         if self._watch is None:
@@ -474,25 +493,37 @@ class SharedStore:
         if exchange not in self._under_way:
             return
         pool = exchange.pool
-        remote, was_away = pool.remote, pool.remote.away
+        remote, was_away, now = pool.remote, pool.remote.away, self._clock.now()
         try:
             answer = self._read(exchange, reply)
         except self._faults as error:
             self._warn(pool, f"{type(error).__name__}: {error}")
-            remote.failed(self._clock.now())
+            remote.failed(now)
         else:
             if answer is None:
                 return
-            remote.answered(self._clock.now(), answer)
+            remote.answered(now, answer)
             if not remote.away:
                 pool.warned = ""
         del self._under_way[exchange]
         self._count_away(was_away, remote.away)
+        self._tell(pool)
+        if pool.fresh:
+            self._watch_deadlines(pool, exchange.sent, now)
         if exchange.over is not None:
-            self._tell(pool)
             exchange.over()
         else:
             self._leave(pool)
+
+    def _watch_deadlines(self, pool: _Pool, sent: Micros, now: Micros) -> None:
+        """Who asked before that batch left and still waits, may wait long."""
+        fresh, pool.fresh = pool.fresh, []
+        for asked, wait in fresh:
+            if asked > sent:
+                pool.fresh.append((asked, wait))
+            elif not wait.done():
+                left = max(0, asked + wait.ask.deadline_in - now)
+                wait.timer = self._clock.after(left, wait.overdue)
 
     def _read(self, exchange: _Exchange, reply: bytes | Exception) -> Answer | None:
         """The answer; None if the same batch had to be sent again, with its rules."""

@@ -12,6 +12,27 @@ if TYPE_CHECKING:
     from gateway.units import Micros
 
 
+def used_of(remote: RemotePool, now: Micros) -> list[tuple[Dimension, int]]:
+    """Each dimension with what of it is used; what was used counts until its window has passed."""
+    stands, dims = remote.standing, remote.spec.dimensions
+    if stands is None or len(stands.used) != len(dims):
+        return []
+    passed = now - remote.told if now > remote.told else 0
+    out = []
+    for i, dim in enumerate(dims):
+        if dim.cap[0] or any(dim.cap):
+            used = stands.used[i] if passed < dim.window else 0
+        else:
+            used = _level(stands.level[i], dim, passed)
+        out.append((dim, used))
+    return out
+
+
+def _level(units: int, dim: Dimension, passed: Micros) -> int:
+    """What stands in a bucket by now."""
+    return units if dim.calendar else max(0, units - dim.limit * passed // dim.window)
+
+
 def view_of(remote: RemotePool, now: Micros) -> PoolView:
     """The pool as status shows it; it has answered at least once.
 
@@ -23,15 +44,7 @@ def view_of(remote: RemotePool, now: Micros) -> PoolView:
     assert stands is not None  # noqa: S101 - the caller looked
     passed = max(0, now - remote.told)
     fits = len(stands.used) == len(spec.dimensions)
-
-    def level(i: int, dim: Dimension) -> int:
-        units = stands.level[i]
-        return units if dim.calendar else max(0, units - dim.limit * passed // dim.window)
-
-    def used(i: int, dim: Dimension) -> int:
-        if not any(dim.cap):
-            return level(i, dim)
-        return stands.used[i] if passed < dim.window else 0
+    used = [units for _, units in used_of(remote, now)]
 
     return PoolView(
         name=spec.name,
@@ -48,8 +61,8 @@ def view_of(remote: RemotePool, now: Micros) -> PoolView:
             DimensionView(
                 name=dim.name,
                 limit=dim.limit,
-                level=level(i, dim) if fits else 0,
-                used=used(i, dim) if fits else 0,
+                level=_level(stands.level[i], dim, passed) if fits else 0,
+                used=used[i] if fits else 0,
                 foreign=stands.foreign[i] if fits else 0,
                 because=dim.because,
                 window=dim.window,

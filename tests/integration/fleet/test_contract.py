@@ -125,6 +125,18 @@ async def test_the_deadline_ends_a_wait(opened):
 
 
 @of
+async def test_the_deadline_ends_a_wait_of_more_than_a_second(opened):
+    """The shared store watches long patiences only once the pool has let them wait."""
+    async with opened() as store:
+        spec = spec_of(concurrency=1)
+        await verdict(store, spec, ask_of("a"))
+        began = asyncio.get_running_loop().time()
+        got = await verdict(store, spec, ask_of("b", deadline_in=SECOND * 13 // 10), within=4)
+        assert isinstance(got, Late)
+        assert asyncio.get_running_loop().time() - began >= 1.25
+
+
+@of
 async def test_the_more_urgent_lane_goes_first(opened):
     async with opened() as store:
         spec = spec_of(concurrency=1)
