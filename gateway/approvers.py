@@ -157,7 +157,11 @@ def decide(admin: str, approval: str, decision: str, *, key: Path, note: str, su
         return 2
     if code != 200:
         return _refused(value)
-    sys.stdout.write(f"{value['id']}: {value['state']} by {value['approver']}\n")
+    if value["state"] == "pending":
+        said = f"granted by {', '.join(value['granted_by'])}; {value['needed']} are needed"
+    else:
+        said = f"{value['state']} by {', '.join(value['granted_by']) or value['approver']}"
+    sys.stdout.write(f"{value['id']}: {said}\n")
     return 0
 
 
@@ -224,6 +228,8 @@ def _whole(value: Mapping[str, Any]) -> list[str]:
         f"policy     {document['policy'][:12]}",
         f"arguments  {arguments}",
     ]
+    if value["granted_by"]:
+        lines.append(f"granted by {', '.join(value['granted_by'])}  ({value['needed']} needed)")
     if value["approver"]:
         lines.append(f"decided    {_at(value['decided'])} by {value['approver']}  {value['note']}")
     return lines

@@ -79,7 +79,9 @@ class Desk:
     async def approval(self, approval: str) -> dict[str, Any]:
         """One approval with all that is signed."""
         found = await _asked(self._store.approvals.find(approval))
-        return {**shown(found), "document": written(found)}
+        rule = rule_of(self._snapshot(), found.document.rule)
+        needed = rule.signatures if rule is not None else 1
+        return {**shown(found), "needed": needed, "document": written(found)}
 
     async def decide(self, approval: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """A signed decision; whoever waits for it goes on."""
@@ -105,14 +107,16 @@ class Desk:
         if name is None:
             raise Unfit(403, "not an approver",
                         "The signature is of no approver whom this rule admits.")  # fmt: skip
+        signed = decisions.Signed(
+            approver=name, signature=signature, note=note, at=wall(self._clock)
+        )
         decided = await _asked(
             self._store.approvals.decide(
-                approval, event, approver=name, signature=signature, note=note,
-                now=wall(self._clock),
+                approval, event, signed, needed=rule.signatures
             )
         )  # fmt: skip
         self._consent.decided(approval)
-        return shown(decided)
+        return {**shown(decided), "needed": rule.signatures}
 
     async def doubts(self) -> dict[str, Any]:
         """Effects in doubt, oldest first."""
@@ -187,6 +191,7 @@ def shown(approval: Approval) -> dict[str, Any]:
         "decided": approval.decided // MICRO,
         "used": approval.used // MICRO,
         "approver": approval.approver,
+        "granted_by": [one.approver for one in approval.grants],
         "note": approval.note,
         "seq": approval.seq,
     }

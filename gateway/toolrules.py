@@ -50,11 +50,12 @@ class ToolLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approve:
-    """A human must agree. `approvers` empty means any approver of the policy."""
+    """Humans must agree: so many. `approvers` empty means any approver of the policy."""
 
     reason: str = ""
     expires: Micros = 900 * MICRO
     approvers: tuple[str, ...] = ()
+    signatures: int = 1
     because: RuleId = ""
 
 

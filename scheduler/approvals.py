@@ -9,8 +9,10 @@ Consent is to a *document*: tenant, agent, tool, the arguments, the policy in fo
 expiry and a nonce. An approver signs, with Ed25519 (RFC 8032), a fixed prefix and the SHA-256 of
 the document's canonical form with the decision in it, so that a denial can never be shown as a
 grant. The signature is verified when it arrives and again before the call goes out, against the
-approvers of the policy in force then. Changed arguments are another document. Nobody's waiting, and
-nobody's ceasing to wait, decides anything: only a signature or the expiry does.
+approvers of the policy in force then. A rule may want several: the approval stays pending until so
+many different approvers have granted it, and one denial ends it. Changed arguments are another
+document. Nobody's waiting, and nobody's ceasing to wait, decides anything: only a signature or the
+expiry does.
 Source: `execution.md` §11.
 """
 
@@ -124,6 +126,16 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """One approver's decision: who, the proof, what they said, when."""
+
+    approver: str
+    signature: bytes
+    note: str
+    at: Micros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
     """One approval as it stands.
 
@@ -133,7 +145,8 @@ class Approval:
         reason: Why the rule asks, for people.
         call: Id of the call that asked first, or that used it.
         requested, decided, used: Instants; 0 where it has not happened.
-        approver, signature, note: Who decided, the proof, and what they said.
+        approver, signature, note: Who decided last, the proof, and what they said.
+        grants: Every yes, in order.
     """
 
     seq: int
@@ -147,6 +160,7 @@ class Approval:
     approver: str
     signature: bytes
     note: str
+    grants: tuple[Signed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -603,6 +603,9 @@ class Approve(Section):
         default=quantity.duration("15m"), description="A question without an answer is denied then."
     )
     approvers: Names = Field(default=(), description="Who may decide; default: all approvers.")
+    signatures: int = Field(
+        default=1, ge=1, le=20, description="How many of them must grant it; one denial ends it."
+    )
 
 
 class ToolCase(Section):

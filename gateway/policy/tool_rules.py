@@ -97,6 +97,13 @@ class ToolRules(Check):
                     f"{name!r} is no approver",
                     allowed=", ".join(known),
                 )
+        able = len(set(approve.approvers or known))
+        if known and approve.signatures > able:
+            self.report.error(
+                (*path, "signatures"),
+                f"{approve.signatures} must agree, and {able} may",
+                allowed=f"at most {able}",
+            )
         return True
 
 
@@ -208,6 +215,7 @@ def _approve(said: file.Approve | None, because: str) -> made.Approve | None:
         reason=said.reason,
         expires=said.expires,
         approvers=said.approvers,
+        signatures=said.signatures,
         because=f"{because}.approve",
     )
 

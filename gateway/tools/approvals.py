@@ -55,17 +55,22 @@ def wall(clock: Clock) -> Micros:
     return round(clock.wall() * MICRO)
 
 
-def verified(approval: Approval, rules: ApprovalRules, allowed: tuple[str, ...]) -> bool:
-    """Whether an approver of the policy in force has signed this decision.
+def verified(approval: Approval, rules: ApprovalRules, approve: Approve) -> bool:
+    """Whether as many approvers of the policy in force as the rule wants have granted it.
 
     Args:
-        approval: Granted or denied.
+        approval: Granted.
         rules: Who may consent now.
-        allowed: Of these, whom the rule admits; () is everybody.
+        approve: The rule: whom of these it admits, and how many it wants.
     """
-    event = decisions.Move.DENY if approval.state is Stand.DENIED else decisions.Move.GRANT
-    name = signed_by(approval.document, event, approval.signature, rules=rules, allowed=allowed)
-    return name is not None and name == approval.approver
+    event, allowed = decisions.Move.GRANT, approve.approvers
+    signed = {
+        one.approver
+        for one in approval.grants
+        if one.approver
+        == signed_by(approval.document, event, one.signature, rules=rules, allowed=allowed)
+    }
+    return len(signed) >= approve.signatures
 
 
 def signed_by(
@@ -241,7 +246,7 @@ class Consent:
         rules = call.snapshot.approvals
         if state in decisions.OPEN and now >= approval.document.expires:
             state = Stand.EXPIRED
-        if state is Stand.GRANTED and not verified(approval, rules, approve.approvers):
+        if state is Stand.GRANTED and not verified(approval, rules, approve):
             await self._void_quietly(ident, now)
             state = Stand.VOID
         call.notes.append(
@@ -254,8 +259,8 @@ class Consent:
         why = f" Reason: {approve.reason}." if approve.reason else ""
         if state is Stand.PENDING:
             raise ApprovalPending(
-                f"A human must agree to this call (approval {ident}, rule {approve.because}).{why} "
-                "It is pending: make the same call again to wait on.",
+                f"{_who(approve, approval)} must agree to this call (approval {ident}, rule "
+                f"{approve.because}).{why} It is pending: make the same call again to wait on.",
                 because=approve.because,
                 retry_after=COME_BACK,
                 details={"approval": ident, "expires": approval.document.expires // MICRO},
@@ -289,6 +294,14 @@ class Consent:
             await self._store.use(approval, call.id, now=wall(self._clock))
         except (SchedulerError, NotCanonical) as error:
             raise _fault(error, approve) from error
+
+
+def _who(approve: Approve, approval: Approval) -> str:
+    """Who is still waited for."""
+    left = approve.signatures - len(approval.grants)
+    if approve.signatures == 1:
+        return "A human"
+    return f"{left} more of {approve.signatures} humans"
 
 
 def _named(call: Call, tool: ToolCall) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scheduler.approvals import Approval, Caps, Document, Move, Stand
+    from scheduler.approvals import Approval, Caps, Document, Move, Signed, Stand
     from scheduler.effects import Bounds, Effect, Judgment, Mark, NewEffect
     from scheduler.holds import Limits, State
     from scheduler.units import Micros, Tier
@@ -334,16 +334,12 @@ class Approvals(Protocol):
         ...
 
     async def decide(
-        self,
-        approval: str,
-        event: Move,
-        *,
-        approver: str,
-        signature: bytes,
-        note: str,
-        now: Micros,
+        self, approval: str, event: Move, signed: Signed, *, needed: int = 1
     ) -> Approval:
-        """Granted or denied. Raises UnknownApproval, IllegalTransition (decided, or expired)."""
+        """Denied, or granted by one more approver; in all, once `needed` have.
+
+        Raises UnknownApproval, IllegalTransition (decided, expired, or granted by the same one).
+        """
         ...
 
     async def use(self, approval: str, call: str, *, now: Micros) -> Approval:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from scheduler.approvals import OPEN, Approval, Caps, Document, Move, Stand, move
+from scheduler.approvals import OPEN, Approval, Caps, Document, Move, Signed, Stand, move
 from scheduler.canonical import canonical
 from scheduler.errors import ApprovalsFull, IllegalTransition, UnknownApproval
 from scheduler.stores.statements import statements
@@ -34,7 +34,7 @@ class ConsentTable:
         self._writer = writer
         self._reader = reader
 
-    def _approval(self, row: sqlite3.Row) -> Approval:
+    def _approval(self, db: sqlite3.Connection, row: sqlite3.Row) -> Approval:
         """The approval of a row; void where nobody can read any more what consent was asked for."""
         state, ident, found = Stand(row["state"]), row["id"], row["arguments"]
         text = found if isinstance(found, str) else self._texts.text(found, f"approval/{ident}")
@@ -49,13 +49,28 @@ class ConsentTable:
             seq=row["seq"], document=document, state=state, reason=row["reason"],
             call=row["call"], requested=row["requested"], decided=row["decided"], used=row["used"],
             approver=row["approver"], signature=bytes(row["signature"]), note=row["note"],
+            grants=self._grants(db, row),
         )  # fmt: skip
+
+    def _grants(self, db: sqlite3.Connection, row: sqlite3.Row) -> tuple[Signed, ...]:
+        found = db.execute(self._sql["grants"], {"id": row["id"]}).fetchall()
+        grants = tuple(
+            Signed(approver=one[0], signature=bytes(one[1]), note=one[2], at=one[3])
+            for one in found
+        )
+        if grants or not row["approver"] or row["state"] == Stand.DENIED.value:
+            return grants
+        alone = Signed(
+            approver=row["approver"], signature=bytes(row["signature"]), note=row["note"],
+            at=row["decided"],
+        )  # fmt: skip
+        return (alone,)  # granted before grants had a table
 
     def _find(self, db: sqlite3.Connection, approval: str) -> Approval:
         row = db.execute(self._sql["by_id"], {"id": approval}).fetchone()
         if row is None:
             raise UnknownApproval(approval)
-        return self._approval(row)
+        return self._approval(db, row)
 
     async def ask(
         self, document: Document, *, reason: str, call: str, now: Micros, caps: Caps
@@ -66,7 +81,7 @@ class ConsentTable:
             binding = document.binding()
             row = db.execute(self._sql["newest"], {"binding": binding}).fetchone()
             if row is not None:
-                known = self._approval(row)
+                known = self._approval(db, row)
                 standing = known.state in OPEN or known.state is Stand.DENIED
                 if standing and now < known.document.expires:
                     return known
@@ -97,19 +112,25 @@ class ConsentTable:
         return plain.decode() if sealed is plain else sealed
 
     async def decide(
-        self, approval: str, event: Move, *, approver: str, signature: bytes, note: str, now: Micros
-    ) -> Approval:  # fmt: skip
+        self, approval: str, event: Move, signed: Signed, *, needed: int = 1
+    ) -> Approval:
         """See `Approvals`."""
 
         def decide(db: sqlite3.Connection) -> Approval:
             known = self._find(db, approval)
             after = move(known.state, event)
-            if now >= known.document.expires:
+            if signed.at >= known.document.expires:
                 raise IllegalTransition("the approval has expired")
             values = {
-                "id": approval, "state": after.value, "now": now, "approver": approver,
-                "signature": signature, "note": note,
+                "id": approval, "state": after.value, "now": signed.at,
+                "approver": signed.approver, "signature": signed.signature, "note": signed.note,
             }  # fmt: skip
+            if event is Move.GRANT:
+                if any(one.approver == signed.approver for one in known.grants):
+                    raise IllegalTransition(f"{signed.approver} has granted it already")
+                db.execute(self._sql["grant"], values)
+                if len(known.grants) + 1 < needed:
+                    return self._find(db, approval)
             db.execute(self._sql["decide"], values)
             return self._find(db, approval)
 
@@ -163,7 +184,7 @@ class ConsentTable:
         """See `Approvals`."""
         values = {"state": state.value if state else "", "after": after, "limit": limit}
         return await self._reader.ask(
-            lambda db: [self._approval(row) for row in db.execute(self._sql["listing"], values)]
+            lambda db: [self._approval(db, row) for row in db.execute(self._sql["listing"], values)]
         )
 
     async def prune(self, *, before: Micros, limit: int) -> int:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from scheduler.units import Micros
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 CHECKPOINT_EVERY = 256
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Groups, or bytes of bodies, after which the reading thread copies the log into the database."""

@@ -16,6 +16,13 @@ INSERT INTO approval (id, owner, agent, tenant, tool, arguments, policy, rule, e
 VALUES (:id, :owner, :agent, :tenant, :tool, :arguments, :policy, :rule, :expires, :nonce,
   :binding, 'pending', :reason, :call, :now);
 
+-- name: grants
+SELECT approver, signature, note, at FROM approval_grant WHERE approval = :id ORDER BY at, approver;
+
+-- name: grant
+INSERT INTO approval_grant (approval, approver, signature, note, at)
+VALUES (:id, :approver, :signature, :note, :now);
+
 -- name: decide
 UPDATE approval SET state = :state, decided = :now, approver = :approver, signature = :signature,
   note = :note, finished = CASE WHEN :state = 'denied' THEN :now ELSE 0 END

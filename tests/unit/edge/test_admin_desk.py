@@ -26,7 +26,10 @@ version: 1
 providers: {p: {kind: other, base_url: http://p.test}}
 models: {"*": {provider: p, pool: per_model}}
 agents: {a: {keys: [{key: k-0123456789}]}}
-servers: {bank: {url: http://bank.test/mcp, tools: {pay: {approve: {approvers: [ann]}}}}}
+servers:
+  bank:
+    url: http://bank.test/mcp
+    tools: {pay: {approve: {approvers: [ann]}}, wire: {approve: {signatures: 2}}}
 approvals: {approvers: {ann: "ed25519:%s", bob: "ed25519:%s"}}
 """
 KEYS = tuple(base64.b64encode(PUBLIC[name]).decode() for name in ("ann", "bob"))
@@ -48,7 +51,8 @@ class Scene:
 
     async def ask(self, number: int = 1, **facts):
         expires = self.now + 3_600_000_000
-        made = document(number, policy=SNAPSHOT.digest, rule=RULE, expires=expires, **facts)
+        facts = {"policy": SNAPSHOT.digest, "rule": RULE, "expires": expires, **facts}
+        made = document(number, **facts)
         return await self.store.approvals.ask(
             made, reason="why", call="c", now=self.now, caps=Caps()
         )
@@ -178,3 +182,15 @@ def test_a_key_is_made_once_for_its_owner_alone_and_read_only_so(tmp_path):
 
 def test_what_an_agent_wrote_cannot_move_an_operators_cursor():
     assert plain("pay\x1b[2J\u202eevil\n") == "pay?[2J?evil?"
+
+
+@with_scene
+async def test_a_rule_of_two_shows_who_has_granted_and_how_many_it_wants(scene):
+    await scene.ask(rule="servers.bank.tools.wire.approve")
+    first = (await scene.decide("a001")).json()
+    assert (first["state"], first["granted_by"], first["needed"]) == ("pending", ["ann"], 2)
+    assert (await scene.decide("a001")).status_code == 409
+    shown = (await scene.http.get("/approvals/a001")).json()
+    assert (shown["granted_by"], shown["needed"]) == (["ann"], 2)
+    last = (await scene.decide("a001", key=BOB)).json()
+    assert (last["state"], last["granted_by"]) == ("granted", ["ann", "bob"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from gateway.errors import PolicyError
@@ -83,3 +85,22 @@ def test_a_server_that_cannot_work_is_refused_with_its_place(servers, path, word
 def test_an_agents_tool_that_no_server_has_is_refused():
     with pytest.raises(PolicyError, match="fits no tool of any server"):
         loaded("a: {command: [x]}", tools="[b__read]")
+
+
+APPROVERS = """
+approvals: {approvers: {ann: "ed25519:%s", bob: "ed25519:%s"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("approve", "able"), [("{signatures: 3}", 2), ("{approvers: [ann], signatures: 2}", 1)]
+)
+def test_a_rule_wants_no_more_signatures_than_there_are_who_may_give_them(approve, able):
+    keys = tuple(base64.b64encode(name * 32).decode() for name in (b"a", b"b"))
+    servers = f"  bank:\n    url: http://h:1/\n    tools: {{pay: {{approve: {approve}}}}}\n"
+    text = BASE % ("['*']", servers) + APPROVERS % keys
+    with pytest.raises(PolicyError) as refused:
+        load_texts({"p.yaml": text.encode()}, env={"KEY": "tg_a_0123456789abcdef"})
+    assert f"at most {able}" in str(refused.value)
+    fits = text.replace("signatures: 3", "signatures: 2").replace("[ann]", "[ann, bob]")
+    load_texts({"p.yaml": fits.encode()}, env={"KEY": "tg_a_0123456789abcdef"})

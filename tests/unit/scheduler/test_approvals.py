@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from scheduler.api import ApprovalsFull, Caps, IllegalTransition, Stand, StoreFault, UnknownApproval
-from scheduler.approvals import PREFIX, TRANSITIONS, Move, move
+from scheduler.approvals import PREFIX, TRANSITIONS, Move, Signed, move
 from tests.fixtures.effects import document
 from tests.fixtures.held import HOUR, NOW
 from tests.unit.scheduler.test_store import with_store
@@ -22,10 +22,9 @@ async def ask(store, number=1, *, now=NOW, caps=CAPS, **facts):
     )
 
 
-async def decide(store, event, *, approval="a001", now=NOW):
-    return await store.approvals.decide(
-        approval, event, approver="ann", signature=b"s" * 64, note="ok", now=now
-    )
+async def decide(store, event, *, approval="a001", now=NOW, by="ann", needed=1):
+    signed = Signed(approver=by, signature=by.encode() * 16, note="ok", at=now)
+    return await store.approvals.decide(approval, event, signed, needed=needed)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ async def test_expiry_ends_what_is_open_and_no_decision_comes_after_it(store):
 async def test_it_is_decided_once(store):
     await ask(store)
     granted = await decide(store, Move.GRANT)
-    assert (granted.approver, granted.signature, granted.note) == ("ann", b"s" * 64, "ok")
+    assert (granted.approver, granted.signature, granted.note) == ("ann", b"ann" * 16, "ok")
     for event in (Move.GRANT, Move.DENY):
         with pytest.raises(IllegalTransition):
             await decide(store, event)
@@ -190,3 +189,37 @@ async def test_they_are_listed_by_age_and_state_found_and_forgotten(store):
     assert await store.approvals.prune(before=NOW + 1, limit=9) == 1
     with pytest.raises(UnknownApproval):
         await store.approvals.find("a002")
+
+
+@with_store
+async def test_several_must_grant_each_once_and_one_denies(store):
+    await ask(store)
+    one = await decide(store, Move.GRANT, by="ann", needed=2)
+    assert (one.state, [grant.approver for grant in one.grants]) == (Stand.PENDING, ["ann"])
+    with pytest.raises(IllegalTransition, match="already"):
+        await decide(store, Move.GRANT, by="ann", needed=2)
+    with pytest.raises(IllegalTransition, match="pending"):
+        await store.approvals.use("a001", "c1", now=NOW)
+    two = await decide(store, Move.GRANT, by="bob", needed=2, now=NOW + 1)
+    assert (two.state, two.decided) == (Stand.GRANTED, NOW + 1)
+    assert [(one.approver, one.signature) for one in two.grants] == [
+        ("ann", b"ann" * 16), ("bob", b"bob" * 16),
+    ]  # fmt: skip
+    await ask(store, 2, arguments={"other": 2})
+    await decide(store, Move.GRANT, by="ann", needed=3, approval="a002")
+    denied = await decide(store, Move.DENY, by="bob", needed=3, approval="a002")
+    assert (denied.state, denied.approver) == (Stand.DENIED, "bob")
+    await store.approvals.prune(before=NOW + HOUR, limit=10)
+    left = await store._reader.ask(
+        lambda db: db.execute("SELECT DISTINCT approval FROM approval_grant").fetchall()
+    )
+    assert [row[0] for row in left] == ["a001"]
+
+
+@with_store
+async def test_a_grant_of_an_earlier_release_is_one_grant(store):
+    await ask(store)
+    await decide(store, Move.GRANT)
+    await store._writer.ask(lambda db: db.execute("DELETE FROM approval_grant"))
+    (grant,) = (await store.approvals.find("a001")).grants
+    assert (grant.approver, grant.signature, grant.note) == ("ann", b"ann" * 16, "ok")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway.tools.approvals import Consent, wall
 from gateway.tools.guards import Upkeep
 from gateway.wire.mcp import Era, Message
 from scheduler.api import Bounds, Stand, StoreFault
-from scheduler.approvals import Move
+from scheduler.approvals import Move, Signed
 from scheduler.effects import Mark
 from tests.fixtures.effects import new_effect
 from tests.fixtures.held import memory_store
@@ -72,12 +73,13 @@ class Scene:
             await self.obtain(arguments, policy, **facts)
         return refused.value.details["approval"]
 
-    async def decide(self, approval: str, event: Move = Move.GRANT, key=ANN, name: str = "ann"):
+    async def decide(
+        self, approval: str, event: Move = Move.GRANT, key=ANN, name: str = "ann", needed: int = 1
+    ):
         document = (await self.store.approvals.find(approval)).document
         signature = key.sign(document.signed(event))
-        await self.store.approvals.decide(
-            approval, event, approver=name, signature=signature, note="n", now=wall(self.clock)
-        )
+        signed = Signed(approver=name, signature=signature, note="n", at=wall(self.clock))
+        await self.store.approvals.decide(approval, event, signed, needed=needed)
         self.consent.decided(approval)
 
     async def refused(self, arguments, policy=None, **facts) -> str:
@@ -185,10 +187,11 @@ def test_a_grant_that_its_approver_did_not_sign_is_worth_nothing(key, name, even
 async def test_the_signature_of_a_denial_is_no_grant(scene):
     approval = await scene.pending({"a": 1})
     document = (await scene.store.approvals.find(approval)).document
-    await scene.store.approvals.decide(
-        approval, Move.GRANT, approver="ann", signature=ANN.sign(document.signed(Move.DENY)),
-        note="", now=wall(scene.clock),
+    signed = Signed(
+        approver="ann", signature=ANN.sign(document.signed(Move.DENY)), note="",
+        at=wall(scene.clock),
     )  # fmt: skip
+    await scene.store.approvals.decide(approval, Move.GRANT, signed)
     assert await scene.refused({"a": 1}) == "approval_void"
 
 
@@ -290,3 +293,33 @@ def test_upkeep_is_the_owners_and_says_a_failing_store_once():
 
     with memory_store() as store:
         asyncio.run(scenario(store))
+
+
+TWO = replace(ASK, signatures=2)
+
+
+@with_scene
+async def test_a_rule_of_two_wants_two_different_approvers(scene):
+    approval = await scene.pending({"a": 1}, approve=TWO)
+    await scene.decide(approval, needed=2)
+    with pytest.raises(ApprovalPending, match="1 more of 2 humans"):
+        await scene.obtain({"a": 1}, approve=TWO)
+    await scene.decide(approval, key=BOB, name="bob", needed=2)
+    assert await scene.obtain({"a": 1}, approve=TWO) == approval
+
+
+@with_scene
+async def test_of_two_grants_one_that_counts_no_more_is_too_few(scene):
+    approval = await scene.pending({"a": 1}, approve=TWO)
+    await scene.decide(approval, needed=2)
+    await scene.decide(approval, key=BOB, name="bob", needed=2)
+    without_bob = snapshot(approvers=("ann",))
+    assert await scene.refused({"a": 1}, without_bob, approve=TWO) == "approval_void"
+
+
+@with_scene
+async def test_one_approver_under_two_names_is_one_signature(scene):
+    approval = await scene.pending({"a": 1}, approve=TWO)
+    await scene.decide(approval, needed=2)
+    await scene.decide(approval, key=ANN, name="bob", needed=2)
+    assert await scene.refused({"a": 1}, approve=TWO) == "approval_void"
