@@ -233,6 +233,10 @@ class Ledger:
             run = self._runs.get(new.key)
             if run is None:
                 return await self._from_record(call, tool, new, found)
+        return await self._beside(call, tool, new, run)
+
+    async def _beside(self, call: Call, tool: ToolCall, new: NewEffect, run: _Run) -> Reply | None:
+        """The answer of a call under way here; None where its key is free again."""
         if run.digest != new.digest:
             raise self._conflict(call, new)
         return await self._joined(call, tool, new, run)
@@ -338,6 +342,11 @@ class Ledger:
         Raises:
             GatewayError: It could not be run; nothing is on record then, or a doubt.
         """
+        # The same call may have begun while this one waited, for consent for instance.
+        while (begun := self._runs.get(new.key)) is not None:
+            reply = await self._beside(call, tool, new, begun)
+            if reply is not None:
+                return reply
         if self._draining:
             raise Draining("The process is stopping.", retry_after=MICRO)
         run = self._runs[new.key] = _Run(new.digest)

@@ -322,3 +322,39 @@ def test_a_key_that_is_none_is_refused(key):
 def test_a_key_may_stand_in_meta(meta, key):
     call = SimpleNamespace(header=lambda _name: None)
     assert client_key(call, SimpleNamespace(meta=meta)) == key
+
+
+@with_scene
+async def test_two_that_waited_for_the_same_consent_run_once_and_both_are_answered(scene):
+    """Between looking at the record and running lies the wait for an approver."""
+    calls = [scene.call({"amount": 1}) for _ in range(2)]
+    news = [scene.ledger.effect(call, tool) for call, tool in calls]
+    for (call, tool), new in zip(calls, news, strict=True):
+        assert await scene.ledger.known(call, tool, new) is None
+    replies = await asyncio.gather(*(
+        scene.ledger.run(call, tool, new, scene.service(new, tool, wait=0.01))
+        for (call, tool), new in zip(calls, news, strict=True)
+    ))  # fmt: skip
+    said = [await body(reply) for reply in replies]
+    assert [one["result"] for one in said] == [{"n": 1}, {"n": 1}]
+    assert [one["id"] for one in said] == [1, 2]
+    assert len(scene.ran) == 1
+    await asyncio.gather(*scene.tasks)  # a task that fails would end the process
+    assert len(scene.ledger) == 0
+
+
+@with_scene
+async def test_of_two_that_waited_the_second_runs_where_the_first_did_nothing(scene):
+    calls = [scene.call({"amount": 1}) for _ in range(2)]
+    news = [scene.ledger.effect(call, tool) for call, tool in calls]
+    for (call, tool), new in zip(calls, news, strict=True):
+        assert await scene.ledger.known(call, tool, new) is None
+    refused = answer(0, b"1", kind=Kind.CALLER, status=400)
+    ways = [{"reply": refused, "wait": 0.01}, {}]
+    first, second = await asyncio.gather(*(
+        scene.ledger.run(call, tool, new, scene.service(new, tool, **way))
+        for (call, tool), new, way in zip(calls, news, ways, strict=True)
+    ))  # fmt: skip
+    assert (first.status, second.status) == (400, 200)
+    assert (await body(second))["result"] == {"n": 2}
+    await asyncio.gather(*scene.tasks)
