@@ -347,14 +347,16 @@ class RemotePool:
             return self._next_probe  # after a failure
         if self._nudged or self._out.hasty:
             return now
-        found = [at for at in (self._linger,) if at]
+        due = self._linger
         if self.waits:
-            found.append(self._sent_at + self.spec.dead // HEARTBEATS)
-            if self._wake:
-                found.append(self._wake)
+            beat = self._sent_at + self.spec.dead // HEARTBEATS
+            if not due or beat < due:
+                due = beat
+            if 0 < self._wake < due:
+                due = self._wake
             if self._overdue:
-                found.append(next(iter(self._overdue.values())))  # the oldest is the first
-        return min(found) if found else None
+                due = min(due, next(iter(self._overdue.values())))  # the oldest is the first
+        return due or None
 
     def _collect(self, now: Micros) -> Batch:
         """Everything that is due, within the bound; nobody who wants in while the store is away."""

@@ -56,14 +56,15 @@ class Engine:
             until: Later events stay.
             told: Called now and then with the present instant.
         """
-        heap = self._heap
-        count = 0
+        heap, pop, now = self._heap, heappop, self.now
         while heap and heap[0][0] <= until:
-            when, _, callback, argument = heappop(heap)
-            if when > self.now:  # noqa: PLR1730 - the hot loop
-                self.now = when
-            callback(argument)
-            count += 1
-            if not count % TOLD_EVERY and told is not None:
-                told(self.now)
-        self.events += count
+            for count in range(TOLD_EVERY):  # noqa: B007 - told how many after the loop
+                when, _, callback, argument = pop(heap)
+                if when > now:
+                    self.now = now = when
+                callback(argument)
+                if not heap or heap[0][0] > until:
+                    break
+            self.events += count + 1
+            if told is not None:
+                told(now)

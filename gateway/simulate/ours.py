@@ -120,14 +120,15 @@ class Tidegate:
         scope.undecided -= 1
         self._judge(op, scope, kind, retry_after, code)
         rules = self._snapshot.backoff
+        tried = mine.tried = mine.tried or Attempts()
         ruling = decide(
-            kind=kind, retry_after=retry_after, rules=rules, tried=mine.tried,
+            kind=kind, retry_after=retry_after, rules=rules, tried=tried,
             remaining=mine.deadline - now, other_key=False, rng=self._rng,
         )  # fmt: skip
         if not isinstance(ruling, str) and not scope.budget.take(now=now):
             ruling = "the retry budget is spent"
         if not isinstance(ruling, str):
-            mine.tried.count(ruling)
+            tried.count(ruling)
             if kind in REQUEUED and retry_after is None:
                 retry_after = next_delay(rules, previous=0, attempt=1, rng=self._rng)
         self._settle_theirs(op, mine, OUTCOMES.get(kind, Outcome.FAILED), NOTHING, retry_after)
@@ -151,8 +152,10 @@ class Tidegate:
         deployment = mine.rungs[mine.rung]
         usage = op.usage
         assert usage is not None  # noqa: S101 - the world has set it
-        usage = op.usage = replace(usage, money=deployment.price.of(usage))
-        self._books.money += usage.money
+        money = deployment.price.of(usage)
+        if money:
+            usage = op.usage = replace(usage, money=money)
+            self._books.money += money
         self._settle_theirs(op, mine, Outcome.SERVED, usage, None)
         for held in mine.mine:
             actual = settle(held.accounting, usage, held.cost, held.spec, Outcome.SERVED)
@@ -221,6 +224,12 @@ class Tidegate:
         return rule
 
     def _scope(self, op: Op, mine: Mine) -> Scope:
+        """The deployment of its present rung, at its gateway."""
+        if mine.scope is None:
+            mine.scope = self._scope_of(op, mine)
+        return mine.scope
+
+    def _scope_of(self, op: Op, mine: Mine) -> Scope:
         gateway, deployment = self._gateways[op.gateway], mine.rungs[mine.rung]
         scope = gateway.scopes.get(deployment.id)
         if scope is None:
@@ -484,7 +493,8 @@ class Tidegate:
             return False
         mine.rung += 1
         mine.tags.clear()
-        mine.tried = Attempts()
+        mine.tried = None
+        mine.scope = None
         op.attempt += 1
         self._estimate(op, mine)
         mine.turn += 1

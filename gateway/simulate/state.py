@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from gateway.admission.estimate import Learned
 from gateway.admission.profiles import Estimate
-from gateway.resilience.attempts import Attempts
 from gateway.resilience.ladder import Rung, Wanted, unfit
 
 if TYPE_CHECKING:
     from gateway.admission.core import PoolSpec
     from gateway.admission.profiles import Accounting, Usage
+    from gateway.resilience.attempts import Attempts
     from gateway.resilience.breaker import Breaker
     from gateway.resilience.budget import RetryBudget
     from gateway.simulate.link import Client
@@ -47,6 +47,8 @@ class Mine:
         own: True while the caller's own limits are taken; `rid` is their request id.
         told: Pool and tag of the place it was told to come back to.
         turn: Counts waits outside pools; an alarm of another turn is stale.
+        tried: Its further attempts; None before the first.
+        scope: Its present rung at its gateway; None until asked for.
         inside: Whether it stands in the pools of its deployment, unsent.
     """
 
@@ -65,7 +67,8 @@ class Mine:
     theirs: list[Held] = field(default_factory=list)
     tags: dict[str, int] = field(default_factory=dict)
     meters: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    tried: Attempts = field(default_factory=Attempts)
+    tried: Attempts | None = None
+    scope: Scope | None = None
     told: tuple[str, int] | None = None
     probe: int = 0
     turn: int = 0
