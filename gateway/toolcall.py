@@ -68,6 +68,7 @@ class ToolCall:
         message (target): The request: raw bytes, id with its exact text, arguments as decoded.
         stateless (target): Its sender speaks 2026-07-28; else it holds a session.
         conversation (target): The sender's `tools.sessions.Session`; None in the stateless era.
+        ours (exchange): The gateway itself asks, beside a call: no header of its caller's is its.
         rounds (target): A further round of a call to which the server asked for input.
         repeatable (gate): Running it twice does no harm, by policy's word: it may be tried again.
         outlives (target): Its sender leaving is no cancellation: the work runs on for a while.
@@ -84,8 +85,8 @@ class ToolCall:
 
     __slots__ = (
         "_canonical", "_texts", "caller_pools", "conversation", "gates", "message", "method",
-        "outlives", "public", "repeatable", "result", "result_bytes", "result_tokens", "rounds",
-        "rule", "sending", "server", "stateless", "tool", "waits",
+        "ours", "outlives", "public", "repeatable", "result", "result_bytes", "result_tokens",
+        "rounds", "rule", "sending", "server", "stateless", "tool", "waits",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - each fact of the request once
@@ -108,6 +109,7 @@ class ToolCall:
         self.stateless = stateless
         self.conversation = conversation
         self.rounds = "requestState" in message.params or "inputResponses" in message.params
+        self.ours = False
         self.repeatable = False
         self.outlives = not stateless
         self.caller_pools: tuple[PoolSpec, ...] = ()

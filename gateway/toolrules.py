@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gateway.contracts.conditions import Condition
 
 __all__ = [
-    "ApprovalRules", "Approve", "Denial", "EffectRules", "Screen", "ToolCase", "ToolLimit",
-    "ToolRule",
+    "ApprovalRules", "Approve", "Denial", "EffectRules", "Reconcile", "Screen", "ToolCase",
+    "ToolLimit", "ToolRule",
 ]  # fmt: skip
 
 
@@ -72,11 +72,29 @@ class ToolCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reconcile:
+    """How a server is asked whether an effect in doubt was done.
+
+    Attributes:
+        tool: Of the same server; it only reads.
+        arguments: Its arguments, by the path of each in those of the call.
+        done, absent: What its structured answer must be for either.
+    """
+
+    tool: str
+    arguments: tuple[tuple[str, tuple[str | int, ...]], ...]
+    done: tuple[Condition, ...]
+    absent: tuple[Condition, ...]
+    because: RuleId = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRule:
     """What holds for the tools of one server that fit a pattern (fnmatch on the server's name).
 
     Attributes:
-        effect: "read", "idempotent", "irreversible": what running it twice does.
+        effect: "read", "idempotent", "queryable", "irreversible": what running it twice does.
+        reconcile: Of a queryable one.
         duplicates: For how long the same call of a session is answered from the record; 0 never.
         contract: Of the server's schemas, `arguments` and `results`.
         pass_unusable: A schema that cannot be obeyed is ignored rather than refused.
@@ -95,8 +113,14 @@ class ToolRule:
     limits: tuple[ToolLimit, ...] = ()
     approve: Approve | None = None
     cases: tuple[ToolCase, ...] = ()
+    reconcile: Reconcile | None = None
     denial: Denial | None = None
     because: RuleId = ""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether running it twice does no harm."""
+        return self.effect in ("read", "idempotent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

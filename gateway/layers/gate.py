@@ -98,7 +98,7 @@ class Gate:
         """What policy says of this tool and these arguments holds for the call."""
         principal = call.principal
         assert principal is not None  # noqa: S101 - identify ran
-        tool.repeatable = rule.effect != "irreversible"
+        tool.repeatable = rule.repeatable
         cases = [case for case in rule.cases if conditions.met(case.when, tool.arguments)]
         for case in cases:
             if case.deny:

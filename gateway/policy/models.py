@@ -620,14 +620,40 @@ class ToolCase(Section):
     approve: Approve | None = Field(default=None, description="Such calls need a human's consent.")
 
 
+class Reconcile(Section):
+    """How its server is asked whether a call was done whose answer was lost.
+
+    An answer that is neither leaves the doubt, and so does one that is both.
+    """
+
+    tool: Annotated[str, Field(min_length=1, max_length=128)] = Field(
+        description="A tool of the same server that only reads."
+    )
+    arguments: dict[Annotated[str, Field(min_length=1, max_length=128)], ValuePath] = Field(
+        min_length=1, description="What it is asked with: paths into the arguments of the call."
+    )
+    done: tuple[Condition, ...] = Field(
+        min_length=1, description="What its structured answer is where the call was done."
+    )
+    absent: tuple[Condition, ...] = Field(
+        min_length=1,
+        description="What it is where the call was not done and never will be. Believed only once "
+        "the first request cannot be under way any more.",
+    )
+
+
 class ToolRule(Section):
     """What holds for a tool of one server, or for a pattern of its tools."""
 
     deny: bool = Field(default=False, description="Nobody sees or calls it.")
-    effect: Literal["read", "idempotent", "irreversible"] = Field(
+    effect: Literal["read", "idempotent", "queryable", "irreversible"] = Field(
         default="irreversible",
         description="What running it twice does. read, idempotent: nothing, so failures are "
-        "retried. The server's own hints decide nothing.",
+        "retried. queryable: harm, but its server can be asked whether it was done. The server's "
+        "own hints decide nothing.",
+    )
+    reconcile: Reconcile | None = Field(
+        default=None, description="How a queryable call is asked about."
     )
     polling: bool = Field(default=False, description="It may be called again and again.")
     duplicates: PositiveDuration | None = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from gateway import toolrules as made
@@ -14,7 +15,7 @@ from gateway.contracts.validators import Pattern
 from gateway.policy.lookups import Check, given
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from gateway.policy import models as file
     from gateway.policy.problems import Path
@@ -39,6 +40,7 @@ class ToolRules(Check):
             for pattern, rule in server.tools.items():
                 path: Path = ("servers", name, "tools", pattern)
                 asked = self._rule(path, rule) or asked
+                self._reconcile(path, rule, server.tools)
         approvers = self.rules.approvals.approvers
         if approvers and not asked:
             self.report.warn(("approvals", "approvers"), "no rule of a tool asks for an approval")
@@ -63,6 +65,30 @@ class ToolRules(Check):
                 (*path, "duplicates"), "never acts: what only reads leaves no effect", at_key=True
             )
         return asked
+
+    def _reconcile(
+        self, path: Path, rule: file.ToolRule, tools: Mapping[str, file.ToolRule]
+    ) -> None:
+        """A queryable tool names one that only reads, and nobody else does."""
+        said = rule.reconcile
+        if (said is not None) is not (rule.effect == "queryable"):
+            self.report.error(
+                path, "effect: queryable and reconcile go together", at_key=True,
+                allowed="both or neither",
+            )  # fmt: skip
+        if said is None:
+            return
+        for part, listed in (("done", said.done), ("absent", said.absent)):
+            for index, condition in enumerate(listed):
+                self._condition((*path, "reconcile", part, index), condition)
+        fitting = (one for name, one in tools.items() if fnmatchcase(said.tool, name))
+        reader = tools.get(said.tool) or next(fitting, None)
+        if reader is None or reader.effect != "read":
+            self.report.error(
+                (*path, "reconcile", "tool"),
+                f"{said.tool!r} is not declared to read only",
+                allowed="a tool of this server with effect: read",
+            )
 
     def _condition(self, path: Path, condition: file.Condition) -> None:
         if not any(name in condition.model_fields_set for name in TESTS):
@@ -137,6 +163,7 @@ class RuleCompiler:
             limits=self._limits(said.limits, because),
             approve=_approve(said.approve, because),
             cases=tuple(self._case(because, *item) for item in said.cases.items()),
+            reconcile=_reconcile(said.reconcile, because),
             denial=made.Denial(said.denial) if said.denial else None,
             because=because,
         )
@@ -205,6 +232,18 @@ def condition(said: file.Condition) -> conditions.Condition:
         equals=at(said.equals),
         differs=at(said.differs),
         required=said.required,
+    )
+
+
+def _reconcile(said: file.Reconcile | None, because: str) -> made.Reconcile | None:
+    if said is None:
+        return None
+    return made.Reconcile(
+        tool=said.tool,
+        arguments=tuple((name, conditions.steps(path)) for name, path in said.arguments.items()),
+        done=tuple(map(condition, said.done)),
+        absent=tuple(map(condition, said.absent)),
+        because=f"{because}.reconcile",
     )
 
 

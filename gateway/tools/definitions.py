@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
-from gateway.call import End, ToolCall
-from gateway.errors import GatewayError
+from gateway.call import ToolCall
 from gateway.units import MICRO
-from gateway.upstream import TransportFault
 from gateway.wire.mcp import Message
 
 if TYPE_CHECKING:
@@ -166,22 +164,7 @@ async def _page(
     tool, own = call.tool, ToolCall(server=server, message=message, tool="", public="")
     if tool is not None:
         own.stateless, own.conversation = tool.stateless, tool.conversation
-    end = End.CUT
-    try:
-        reply = await exchanges.ask(call, own)
-        try:
-            async for chunk in reply.source.chunks():
-                for tap in reply.taps:
-                    tap(chunk)
-            end = End.COMPLETE
-        finally:
-            await reply.close(end)
-    except (GatewayError, TransportFault):
-        return None
-    finally:
-        call.sent = False  # the call itself has not been
-        call.upstream_status = 0
-    return own.result
+    return await exchanges.aside(call, own)
 
 
 def asked(message: Message, page: int, cursor: object) -> Message:

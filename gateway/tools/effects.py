@@ -28,9 +28,20 @@ from gateway.errors import (
 )
 from gateway.tools.approvals import wall
 from gateway.tools.passage import whole_reply
+from gateway.tools.reconcile import Word
 from gateway.units import MICRO
 from gateway.upstream import TransportFault
-from scheduler.api import Bounds, Full, NewEffect, NotCanonical, SchedulerError, fingerprint
+from scheduler.api import (
+    Bounds,
+    Full,
+    IllegalTransition,
+    NewEffect,
+    NotCanonical,
+    SchedulerError,
+    StaleEpoch,
+    Unknown,
+    fingerprint,
+)
 from scheduler.api import effects as decisions
 
 if TYPE_CHECKING:
@@ -38,7 +49,8 @@ if TYPE_CHECKING:
 
     from gateway.call import Call, Service, ToolCall
     from gateway.clock import Clock
-    from gateway.toolrules import EffectRules
+    from gateway.toolrules import EffectRules, ToolRule
+    from gateway.tools.reconcile import Reconciling
     from gateway.units import Micros
     from scheduler.api import Effect, Effects
 
@@ -161,12 +173,16 @@ class Ledger:
         spawn: Starts a task with an owner.
 
     Attributes:
+        reconciling: Asks servers about effects in doubt; None: only people are asked.
         on_effect: Called with what became of a keyed call (run, replayed, joined, conflict,
-            in_doubt, released), for metrics.
+            in_doubt, reconciled_done, reconciled_absent), for metrics.
         on_fault: Called with a sentence where the record could not be written after the fact.
     """
 
-    __slots__ = ("_clock", "_draining", "_runs", "_spawn", "_store", "on_effect", "on_fault")
+    __slots__ = (
+        "_clock", "_draining", "_runs", "_spawn", "_store", "on_effect", "on_fault",
+        "reconciling",
+    )  # fmt: skip
 
     def __init__(self, store: Effects, clock: Clock, spawn: Spawn) -> None:
         self._store = store
@@ -174,6 +190,7 @@ class Ledger:
         self._spawn = spawn
         self._runs: dict[str, _Run] = {}
         self._draining = False
+        self.reconciling: Reconciling | None = None
         self.on_effect: Callable[[str], None] | None = None
         self.on_fault: Callable[[str], None] | None = None
 
@@ -211,7 +228,7 @@ class Ledger:
             agent=principal.agent,
             tenant=principal.tenant,
             tool=name,
-            kind=decisions.Class(rule.effect if rule is not None else "irreversible"),
+            kind=kind_of(rule),
             digest=digest,
             call=call.id,
             keep=window if own is None else call.snapshot.effects.keep,
@@ -266,9 +283,33 @@ class Ledger:
             case decisions.Conflict():
                 raise self._conflict(call, new)
             case decisions.Doubt():
-                raise self._doubt(call, new, judgment.effect)
+                return await self._in_doubt(call, tool, new, judgment.effect)
             case decisions.Join():
                 return await self._elsewhere(call, tool, new)
+
+    async def _in_doubt(
+        self, call: Call, tool: ToolCall, new: NewEffect, effect: Effect
+    ) -> Reply | None:
+        """The answer that its server's word gives; None where it says that nothing was done.
+
+        Raises:
+            KeyConflict: Nobody can say.
+            EffectUnderWay: It says so, and the first request may still be under way.
+        """
+        rule = tool.rule.reconcile if tool.rule is not None else None
+        if rule is None or self.reconciling is None:
+            raise self._doubt(call, new, effect)
+        bounds = bounds_of(call.snapshot.effects)
+        try:
+            said, answer = await self.reconciling.settled(call, tool, rule, effect, bounds)
+        except (StaleEpoch, Unknown, IllegalTransition):
+            return await self.known(call, tool, new)  # somebody else was first
+        except SchedulerError as error:
+            raise _away() from error
+        if said is Word.UNKNOWN:
+            raise self._doubt(call, new, effect)
+        self._note(call, f"reconciled_{said.value}", effect)
+        return replay(call, tool, answer) if answer is not None else None
 
     async def _elsewhere(self, call: Call, tool: ToolCall, new: NewEffect) -> Reply | None:
         """The outcome of a call that another process runs, within this call's deadline."""
@@ -498,6 +539,13 @@ async def _drained(reply: Reply, run: _Run) -> None:
 def _streams(reply: Reply) -> bool:
     kind = next((value for name, value in reply.headers if name == b"content-type"), b"")
     return kind.startswith(b"text/event-stream")
+
+
+def kind_of(rule: ToolRule | None) -> decisions.Class:
+    """The class for the record: what can be asked about is there as irreversible as the rest."""
+    if rule is None or not rule.repeatable:
+        return decisions.Class.IRREVERSIBLE
+    return decisions.Class(rule.effect)
 
 
 def client_key(call: Call, tool: ToolCall) -> str | None:

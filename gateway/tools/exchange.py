@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from gateway.call import Dialect, Family, Kind, Reply
-from gateway.errors import CallerFault, UpstreamFault, UpstreamMalformed, UpstreamUnreachable
+from gateway.call import Dialect, End, Family, Kind, Reply
+from gateway.errors import (
+    CallerFault,
+    GatewayError,
+    UpstreamFault,
+    UpstreamMalformed,
+    UpstreamUnreachable,
+)
 from gateway.telemetry.traces import parse_traceparent
 from gateway.tools.lines import (
     Lines,
@@ -28,6 +34,7 @@ from gateway.tools.lines import (
 from gateway.tools.passage import Passage, Stream, passes, stream_reply, whole_reply
 from gateway.tools.remote import Ask, read_body, routing
 from gateway.units import MICRO
+from gateway.upstream import TransportFault
 from gateway.wire import headers as wire_headers
 from gateway.wire import mcp, mcp_bridge, ratelimit_headers, refusals
 from gateway.wire.mcp import Era
@@ -37,7 +44,6 @@ if TYPE_CHECKING:
 
     from gateway.call import Call, HeaderList, ToolCall
     from gateway.clock import Clock
-    from gateway.errors import GatewayError
     from gateway.snapshot import Server
     from gateway.tools.lines import Peer
     from gateway.tools.passage import Adapt, Other
@@ -146,6 +152,26 @@ class Exchanges:
         reply.on_close(lambda _end: session.in_flight.pop(ident, None) and None)
         return reply
 
+    async def aside(self, call: Call, own: ToolCall) -> Mapping[str, Any] | None:
+        """The result of a question of ours beside a call; None where it cannot be had."""
+        own.ours = True
+        end = End.CUT
+        try:
+            reply = await self.ask(call, own)
+            try:
+                async for chunk in reply.source.chunks():
+                    for tap in reply.taps:
+                        tap(chunk)
+                end = End.COMPLETE
+            finally:
+                await reply.close(end)
+        except (GatewayError, TransportFault):
+            return None
+        finally:
+            call.sent = False  # the call itself has not been
+            call.upstream_status = 0
+        return own.result
+
     async def _asked(
         self, call: Call, tool: ToolCall, session: Session | None, interrupt: Interrupt | None
     ) -> Reply:
@@ -239,7 +265,11 @@ class Exchanges:
     ) -> Way:
         if tool.stateless:
             version = mcp.header_text(call.headers, mcp.H_VERSION)
-            mirrored = [pair for pair in call.headers if pair[0].startswith(mcp.H_PARAM)]
+            mirrored = (
+                await self._mirrored(tool, peer)
+                if tool.ours
+                else [pair for pair in call.headers if pair[0].startswith(mcp.H_PARAM)]
+            )
         else:
             version = mcp.STATELESS_VERSIONS[0]
             meta = {key: orjson.dumps(value) for key, value in stateless_meta().items()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gateway.tools.approvals import Consent, wall
 from gateway.tools.definitions import Definitions, fetching
 from gateway.tools.effects import Ledger
+from gateway.tools.reconcile import Reconciling, asking
 from gateway.tools.repeats import Repeats
 from gateway.tools.schemas import Contracts
 from gateway.units import MICRO
@@ -60,10 +61,12 @@ def guards(
         token: Makes random bytes that nobody can guess.
     """
     definitions = Definitions(fetching(exchanges), clock)
+    ledger = Ledger(effects, clock, spawn)
+    ledger.reconciling = Reconciling(asking(exchanges), effects, clock)
     return Guards(
         definitions=definitions,
         contracts=Contracts(definitions),
-        ledger=Ledger(effects, clock, spawn),
+        ledger=ledger,
         repeats=Repeats(),
         consent=Consent(approvals, clock, token),
         clock=clock,

@@ -54,6 +54,16 @@ TOOLS = {
         "arguments": [{"path": "amount", "money": True, "required": True}],
     },
     "look": {"effect": "read"},
+    "booked": {"effect": "read"},
+    "wire": {
+        "effect": "queryable",
+        "reconcile": {
+            "tool": "booked",
+            "arguments": {"ref": "ref"},
+            "done": [{"path": "state", "one_of": ["booked"]}],
+            "absent": [{"path": "state", "one_of": ["unknown"]}],
+        },
+    },
     "queue": {"effect": "read", "polling": True, "limits": [{"concurrency": 1}]},
 }
 
@@ -253,6 +263,41 @@ def test_an_answer_that_does_not_come_leaves_a_doubt_and_an_operator_ends_it(sce
     assert "done" in resolved.out
     assert error_of(after)["data"]["reason"] == "effect_done"
     assert len(ground.deeds(amount=6)) == 1
+
+
+def test_a_server_that_can_be_asked_answers_for_what_it_did(scene):
+    stage, ground = scene
+
+    async def play():
+        key = {"idempotency-key": "k-wire"}
+        first = await ground.call("wire", key, ref="r-1", cut=True)
+        again = await ground.call("wire", key, ref="r-1", cut=True)
+        once_more = await ground.call("wire", key, ref="r-1", cut=True)
+        return first, again, once_more
+
+    first, again, once_more = stage.run(play())
+    assert first.status in (502, 504)
+    assert again.status == once_more.status == 200
+    result = again.json()["result"]
+    assert result["structuredContent"] == {"state": "booked", "ref": "r-1"}
+    assert result["_meta"] == {"tidegate/reconciled": "booked"}
+    assert again.header("tidegate-replayed") == "true"
+    assert once_more.json()["result"] == result  # from the record, without asking again
+    assert len(ground.deeds(ref="r-1")) == 1
+
+
+def test_a_server_that_did_nothing_so_far_is_not_believed_while_it_may_still(scene):
+    stage, ground = scene
+
+    async def play():
+        key = {"idempotency-key": "k-lost"}
+        first = await ground.call("wire", key, ref="r-2", lose=True)
+        return first, await ground.call("wire", key, ref="r-2", lose=True)
+
+    first, again = stage.run(play())
+    assert first.status in (502, 504)
+    assert (again.status, error_of(again)["data"]["reason"]) == (409, "effect_under_way")
+    assert ground.deeds(ref="r-2") == []
 
 
 def test_a_call_that_never_left_frees_its_key(scene):

@@ -104,3 +104,38 @@ def test_a_rule_wants_no_more_signatures_than_there_are_who_may_give_them(approv
     assert f"at most {able}" in str(refused.value)
     fits = text.replace("signatures: 3", "signatures: 2").replace("[ann]", "[ann, bob]")
     load_texts({"p.yaml": fits.encode()}, env={"KEY": "tg_a_0123456789abcdef"})
+
+
+RECONCILE = (
+    "{tool: %s, arguments: {ref: order.ref}, done: [{path: state, one_of: [ok]}], "
+    "absent: [{path: state, one_of: [none]}]}"
+)
+
+
+def bank(pay, find="{effect: read}"):
+    return f"bank:\n  url: http://h:1/\n  tools:\n    pay: {pay}\n    find: {find}\n"
+
+
+def test_a_queryable_tool_is_compiled_with_what_its_server_is_asked():
+    made = loaded(bank("{effect: queryable, reconcile: %s}" % (RECONCILE % "find")))
+    rule = made.servers["bank"].rule("pay")
+    assert not rule.repeatable
+    assert rule.reconcile.tool == "find"
+    assert rule.reconcile.arguments == (("ref", ("order", "ref")),)
+    assert rule.reconcile.because == "servers.bank.tools.pay.reconcile"
+
+
+@pytest.mark.parametrize(
+    ("servers", "word"),
+    [
+        (bank("{effect: queryable}"), "go together"),
+        (bank("{reconcile: %s}" % (RECONCILE % "find")), "go together"),
+        (bank("{effect: queryable, reconcile: %s}" % (RECONCILE % "gone")), "read only"),
+        (bank("{effect: queryable, reconcile: %s}" % (RECONCILE % "find"), "{}"), "read only"),
+    ],
+    ids=["no reconcile", "another effect", "no such tool", "it may act"],
+)
+def test_a_queryable_tool_names_one_that_only_reads_and_nobody_else_does(servers, word):
+    with pytest.raises(PolicyError) as refused:
+        loaded(servers)
+    assert word in str(refused.value)

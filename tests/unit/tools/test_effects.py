@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from gateway.call import Bytes, End, Kind, Reply
 from gateway.clock import LoopClock
+from gateway.contracts.conditions import Condition
 from gateway.errors import (
     Draining,
+    EffectUnderWay,
     GatewayError,
     KeyConflict,
     MalformedCall,
@@ -22,8 +25,9 @@ from gateway.errors import (
 )
 from gateway.snapshot import Provider, Server, Snapshot
 from gateway.toolcall import ToolCall
-from gateway.toolrules import EffectRules, ToolRule
+from gateway.toolrules import EffectRules, Reconcile, ToolRule
 from gateway.tools.effects import Ledger, client_key
+from gateway.tools.reconcile import Reconciling, Word, word
 from gateway.wire.mcp import Era, Message
 from scheduler.api import StoreFault
 from scheduler.effects import Mark
@@ -358,3 +362,125 @@ async def test_of_two_that_waited_the_second_runs_where_the_first_did_nothing(sc
     assert (first.status, second.status) == (400, 200)
     assert (await body(second))["result"] == {"n": 2}
     await asyncio.gather(*scene.tasks)
+
+
+# --- asking the server ----------------------------------------------------------------------------
+
+LOOKED_UP = Reconcile(
+    tool="find",
+    arguments=(("ref", ("ref",)),),
+    done=(Condition(path="state", at=("state",), one_of=("booked", "settled")),),
+    absent=(Condition(path="state", at=("state",), one_of=("unknown",)),),
+    because="servers.bank.tools.pay.reconcile",
+)
+QUERYABLE = ToolRule(pattern="pay", effect="queryable", reconcile=LOOKED_UP)
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"structuredContent": {"state": "booked"}}, Word.DONE),
+        ({"structuredContent": {"state": "unknown"}}, Word.ABSENT),
+        ({"structuredContent": {"state": "pending"}}, Word.UNKNOWN),
+        ({"structuredContent": {}}, Word.UNKNOWN),
+        ({"structuredContent": {"state": "unknown"}, "isError": True}, Word.UNKNOWN),
+        ({"content": [{"type": "text", "text": '{"state":"settled"}'}]}, Word.DONE),
+        ({"content": [{"type": "text", "text": "no such payment"}]}, Word.UNKNOWN),
+        ({"content": [{"type": "image", "data": "x"}]}, Word.UNKNOWN),
+        ({"content": []}, Word.UNKNOWN),
+        (None, Word.UNKNOWN),
+    ],
+)
+def test_only_what_policy_names_counts_as_done_or_absent(result, said):
+    assert word(LOOKED_UP, result) is said
+
+
+def test_an_answer_that_is_both_says_nothing():
+    both = replace(LOOKED_UP, absent=LOOKED_UP.done)
+    assert word(both, {"structuredContent": {"state": "booked"}}) is Word.UNKNOWN
+
+
+class Asked(Scene):
+    """Effects of a server that can be asked; `says` is its state, None for no answer."""
+
+    def __init__(self, store) -> None:
+        super().__init__(store)
+        self.says: str | None = "booked"
+        self.questions = 0
+        self.ledger.reconciling = Reconciling(self.answers, store.effects, LoopClock())
+
+    async def answers(self, _call, _tool, _rule):
+        self.questions += 1
+        return None if self.says is None else {"structuredContent": {"state": self.says}}
+
+    async def lost(self):
+        """A call whose answer was lost."""
+        fault = UpstreamTimeout("no answer")
+        with pytest.raises(UpstreamTimeout):
+            await self.scripted({"ref": "r"}, rule=QUERYABLE, raises=fault)
+        assert await self.counts() == {Mark.IN_DOUBT: 1}
+
+    async def again(self):
+        return await self.scripted({"ref": "r"}, rule=QUERYABLE)
+
+
+def with_asked(scenario):
+    def test():
+        async def main(store):
+            await scenario(Asked(store))
+
+        with memory_store() as store:
+            asyncio.run(main(store))
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+@with_asked
+async def test_done_is_put_on_record_and_answered_without_running_again(scene):
+    await scene.lost()
+    first, second = await body(await scene.again()), await body(await scene.again())
+    assert first["result"]["_meta"] == {"tidegate/reconciled": "find"}
+    assert second["result"] == first["result"]
+    assert (scene.questions, len(scene.ran)) == (1, 1)
+    assert await scene.counts() == {Mark.SETTLED: 1}
+    assert "reconciled_done" in scene.told
+
+
+@with_asked
+async def test_absent_is_believed_only_when_the_first_request_must_be_over(scene):
+    await scene.lost()
+    scene.says = "unknown"
+    with pytest.raises(EffectUnderWay) as refused:
+        await scene.again()
+    assert refused.value.retry_after > 0
+    assert len(scene.ran) == 1
+    await scene.store._writer.ask(lambda db: db.execute("UPDATE effect SET deadline = 1"))
+    assert (await body(await scene.again()))["result"] == {"n": 2}
+    assert "reconciled_absent" in scene.told
+    assert await scene.counts() == {Mark.SETTLED: 1}
+
+
+@with_asked
+async def test_of_many_that_hear_absent_one_runs_again(scene):
+    await scene.lost()
+    scene.says = "unknown"
+    await scene.store._writer.ask(lambda db: db.execute("UPDATE effect SET deadline = 1"))
+    replies = await asyncio.gather(*(scene.again() for _ in range(5)))
+    assert {(await body(reply))["result"]["n"] for reply in replies} == {2}
+    assert len(scene.ran) == 2
+    await asyncio.gather(*scene.tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("says", ["pending", None])
+def test_whatever_else_the_server_says_leaves_the_doubt(says):
+    @with_asked
+    async def scenario(scene):
+        await scene.lost()
+        scene.says = says
+        with pytest.raises(KeyConflict) as refused:
+            await scene.again()
+        assert refused.value.code == "effect_in_doubt"
+        assert await scene.counts() == {Mark.IN_DOUBT: 1}
+
+    scenario()

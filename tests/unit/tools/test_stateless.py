@@ -313,3 +313,17 @@ def test_a_call_of_a_tool_is_counted_by_server_and_outcome():
     page, _ = played(play, DENY)
     assert 'tidegate_tool_seconds_count{outcome="ok",server="up"} 1.0' in page
     assert 'tidegate_calls_total{dialect="mcp",model="",outcome="refused",status="403"} 1.0' in page
+
+
+def test_what_the_gateway_asks_beside_a_call_repeats_no_argument_of_it():
+    async def play(ground):
+        message = ground.message("tools/call", {"name": "echo", "arguments": {"region": "eu"}})
+        return await ground.post(message, [*ground.headers(message), (b"mcp-param-region", b"eu")])
+
+    text_ = policy(server="    tools: {'*': {}}", era="stateless")
+    one, ground = played(play, text_)
+    assert one.status == 200
+    listed, called = ground.servers.sent
+    assert (listed.message["method"], called.message["method"]) == ("tools/list", "tools/call")
+    assert called.header(b"mcp-param-region") == b"eu"
+    assert listed.header(b"mcp-param-region") is None
