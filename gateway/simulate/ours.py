@@ -31,7 +31,7 @@ from gateway.resilience.breaker import Allow, Breaker, State, spent_for
 from gateway.resilience.budget import RetryBudget
 from gateway.simulate.link import Far, Near, Shared, Watch
 from gateway.simulate.scopes import plain, readings
-from gateway.simulate.state import FAMILY, Gateway, Held, Mine, Scope, allowed, spare_rungs
+from gateway.simulate.state import FAMILY, Gateway, Held, Mine, Rights, Scope, allowed, spare_rungs
 from gateway.simulate.workload import stream
 from gateway.units import MICRO, Micros, Mode
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gateway.simulate.link import Client
     from gateway.simulate.workload import Op
     from gateway.simulate.world import World
-    from gateway.snapshot import AgentRule, Snapshot
+    from gateway.snapshot import Snapshot
 
 OUTCOMES = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
 SICK = frozenset({Kind.FAULT, Kind.CAPACITY})
@@ -65,43 +65,55 @@ class Tidegate:
         self._store = stream(world.scenario.seed, "store")
         self._shared: dict[str, Shared] = {}
         self._watches: list[Watch] = []
-        self._rules: dict[tuple[str, str], AgentRule] = {}
+        self._rights: dict[tuple[str, str, str, int], Rights | tuple[str, str]] = {}
         self._waiting = [0, 0, 0]
 
     # --- the protocol of `world.Strategy`
 
     def submit(self, op: Op) -> None:
         """Identify, estimate, then the caller's own limits."""
-        snapshot = self._snapshot
-        rule = self._rule(op)
-        if rule is None:
-            self._world.refused(op, because="agents", code="unauthorized")
+        asks = (op.principal, op.agent, op.model, op.wish)
+        found = self._rights.get(asks)
+        if found is None:
+            found = self._rights[asks] = self._looked_up(op)
+        if isinstance(found, tuple):
+            because, code = found
+            self._world.refused(op, because=because, code=code)
             return
-        model = snapshot.model(op.model)
-        if model is None:
-            self._world.refused(op, because="models", code="model_not_found")
-            return
-        if not allowed(rule, op.model):
-            self._world.refused(op, because=f"{rule.because}.models", code="model_not_allowed")
-            return
-        tier = snapshot.tier(max(op.wish or rule.default_tier, rule.tier_cap))
+        tier, model = found.tier, found.model
         if tier.number != op.tier:
             self._books.retiered(op.tier, tier.number)
             op.tier = tier.number
-        op.tenant = rule.tenant if rule.fair_by == "tenant" else rule.id
-        longest = tier.max_wait if rule.max_wait is None else min(tier.max_wait, rule.max_wait)
-        deadline = self._engine.now + min(longest, op.patience)
-        first = model.own(FAMILY) or model.deployments[0]
-        mine = Mine(
-            rule=rule, tier=tier, model=model, deadline=deadline, rungs=[first],
-            pools=(*rule.pools, *rule.tenant_pools), rid=f"c{op.number}",
+        op.tenant = found.tenant
+        op.mine = mine = Mine(
+            rule=found.rule, tier=tier, model=model,
+            deadline=self._engine.now + min(found.longest, op.patience), rungs=[found.first],
+            pools=found.pools, rid=f"c{op.number}",
         )  # fmt: skip
-        op.mine = mine
         self._waiting[op.tier - 1] += 1
         self._estimate(op, mine)
         if len(model.deployments) > 1 and model.downgrade != "never" and tier.downgrade:
-            mine.rungs += spare_rungs(model, first, mine.estimate)
+            mine.rungs += spare_rungs(model, found.first, mine.estimate)
         self._take(op, mine)
+
+    def _looked_up(self, op: Op) -> Rights | tuple[str, str]:
+        """What policy says of such a call; or the rule and the code of its refusal."""
+        snapshot, found = self._snapshot, self._snapshot.agents.get(op.principal)
+        if found is None:
+            return "agents", "unauthorized"
+        rule = found.concrete(op.agent)
+        model = snapshot.model(op.model)
+        if model is None:
+            return "models", "model_not_found"
+        if not allowed(rule, op.model):
+            return f"{rule.because}.models", "model_not_allowed"
+        tier = snapshot.tier(max(op.wish or rule.default_tier, rule.tier_cap))
+        longest = tier.max_wait if rule.max_wait is None else min(tier.max_wait, rule.max_wait)
+        return Rights(
+            rule=rule, tier=tier, model=model, first=model.own(FAMILY) or model.deployments[0],
+            longest=longest, tenant=rule.tenant if rule.fair_by == "tenant" else rule.id,
+            pools=(*rule.pools, *rule.tenant_pools),
+        )  # fmt: skip
 
     def head(self, op: Op) -> None:
         """The breaker hears of it, and what the headers say corrects the pools."""
@@ -212,16 +224,6 @@ class Tidegate:
         self._books.script_calls = sum(shared.calls for shared in self._shared.values())
 
     # --- who, what, where
-
-    def _rule(self, op: Op) -> AgentRule | None:
-        key = (op.principal, op.agent)
-        rule = self._rules.get(key)
-        if rule is None:
-            found = self._snapshot.agents.get(op.principal)
-            if found is None:
-                return None
-            rule = self._rules[key] = found.concrete(op.agent)
-        return rule
 
     def _scope(self, op: Op, mine: Mine) -> Scope:
         """The deployment of its present rung, at its gateway."""

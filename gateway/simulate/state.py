@@ -77,6 +77,25 @@ class Mine:
     asking: Held | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What policy says of calls of one agent for one model with one wish, looked up once.
+
+    Attributes:
+        longest: How long they may wait, as far as policy says.
+        tenant: Whose share of a pool they use.
+        pools: The caller's own.
+    """
+
+    rule: AgentRule
+    tier: Tier
+    model: Model
+    first: Deployment
+    longest: Micros
+    tenant: str
+    pools: tuple[PoolSpec, ...]
+
+
 class Scope:
     """One deployment at one gateway: its breaker, who waits for it, who stands in its pools."""
 
