@@ -409,4 +409,6 @@ def canonical(arguments: object) -> str:
         text = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS).decode()
     except TypeError:  # nested deeper than it writes, or integers that it cannot
         return content.render(arguments)
+    if ".0" not in text:
+        return text
     return text.replace(".0,", ",").replace(".0}", "}").replace(".0]", "]")

@@ -55,7 +55,7 @@ class Tally:
         touched: Instant of its last call.
     """
 
-    __slots__ = ("_calls", "_results", "session", "touched")
+    __slots__ = ("_calls", "_has_read", "_results", "session", "touched")
 
     def __init__(self, *, session: int = 0) -> None:
         self.session = session
@@ -66,6 +66,7 @@ class Tally:
         """Nothing was repeated so far."""
         self._calls: OrderedDict[int, _Times] = OrderedDict()
         self._results: OrderedDict[int, _Same] = OrderedDict()
+        self._has_read = False
 
     def judge(self, call: Print, rules: LoopRules, now: Micros) -> Verdict | None:
         """What the rules say of this call, were it made now; it is counted by `made`."""
@@ -83,7 +84,9 @@ class Tally:
         """The call goes on."""
         times = self._calls.get(call.exact)
         if times is None:
-            if call.changes:
+            if not call.changes:
+                self._has_read = True
+            elif self._has_read:
                 self._forget_readings()
             times = self._calls[call.exact] = _Times(changes=call.changes)
             if len(self._calls) > KEPT:
@@ -93,6 +96,7 @@ class Tally:
         times.add(now, most=rules.same_call)
 
     def _forget_readings(self) -> None:
+        self._has_read = False
         for exact in [key for key, times in self._calls.items() if not times.changes]:
             del self._calls[exact]
         for masked in [key for key, same in self._results.items() if not same.changes]:
@@ -106,6 +110,7 @@ class Tally:
             result: Hash of the result.
             now: The instant.
         """
+        self._has_read = self._has_read or not call.changes
         same = self._results.get(call.masked)
         if same is None or same.result != result:
             same = self._results[call.masked] = _Same(result, changes=call.changes)
