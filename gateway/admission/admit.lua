@@ -19,7 +19,7 @@
 -- args[1]  the batch, args[2] the caller's rules or "", args[3] prefix of the nudge channels
 --
 -- A command of the server costs more than all arithmetic of an admission, so a tick reads and writes
--- one key. What it changes of grants, finishes, seats and log cells is young: it rides in `:st`
+-- one key. What it changes of grants, finishes, seats, mail and log cells is young: it rides in `:st`
 -- behind the numbers, each entry whole, until there are MOST_YOUNG of them; then all go to keys of
 -- their own at once. Most never do: a call that ends soon leaves nothing behind (docs/adr/0055).
 --
@@ -569,12 +569,6 @@ local function fill(which)
     end
   end
 end
-local function meter_read()
-  local out = {}
-  for i = 1, nd do out[i] = logof[i] and t[SU + i] or t[LV + i] end
-  return out
-end
-
 local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':fl1', ':fl2', ':fl3', ':if', ':ls', ':gw', ':mb', ':pl', ':px'}
 
 -- --- grants
@@ -582,7 +576,7 @@ local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':f
 local grants, complete       -- by request id; complete: no other is in flight
 local grants_put, grants_gone                -- young: their entries, and ids that `:if` still holds
 local ends                   -- where complete: order of ending -> rid, and none before `first`
-local leases = {}             -- the rare ways
+local leases, young = {}, {}   -- the rare ways
 -- a grant is {order, end, at, lane, weight, span, tag, shape, epoch, tenant, cost, stored}: stored, if `:if` holds it
 local function grant_text(g)
   local cost, tenant = g[11], g[10]
@@ -816,14 +810,16 @@ local function rebook(lane, tenant, change)
     all[tenant], finish_put[l][tenant] = 0, on_file[l] or nil
   end
 end
-local function queued(lane, tenant)         -- count and latest tag of a tenant's waiters
-  local raw = call('HGET', base .. ':qt', lane .. '|' .. tenant)
-  if raw then return unp('<dd', raw) end
-  return 0, 0
-end
-local function set_queued(lane, tenant, count, last)
+local queues, queues_dirty    -- lane|tenant -> {count, latest tag} of a tenant's waiters, as far as known
+local function queued(lane, tenant)
   local key = lane .. '|' .. tenant
-  if count == 0 then call('HDEL', base .. ':qt', key) else call('HSET', base .. ':qt', key, pk('<dd', count, last)) end
+  local q = queues[key]
+  if not q then
+    local raw = t.waiting > 0 and call('HGET', base .. ':qt', key)
+    q = raw and {unp('<dd', raw)} or {0, 0}
+    queues[key] = q
+  end
+  return q, key
 end
 local function start_tag(lane, tenant)
   local tag, now = t[V + lane], t.now
@@ -837,8 +833,8 @@ local function start_tag(lane, tenant)
     end
   end
   if t[CN + lane] > 0 then
-    local count, last = queued(lane, tenant)
-    if count > 0 then tag = max(tag, last) end
+    local q = queued(lane, tenant)
+    if q[1] > 0 and q[2] > tag then tag = q[2] end
   end
   return tag
 end
@@ -847,50 +843,58 @@ local function number(before)
   t.seq = t.seq + 1
   return before and t.seq - BEFORE or t.seq
 end
-local waiters
-local function member(w) return string.format('%016d%016d', w.seq + BEFORE, w.span) .. w.rid end
+local waiters, everyone       -- by request id; everyone: nobody else waits
+local function member(w)
+  local m = w.member
+  if not m then
+    m = string.format('%016d%016d', w.seq + BEFORE, w.span) .. w.rid
+    w.member = m
+  end
+  return m
+end
 local function store_waiter(w)
   call('HSET', base .. ':rq', w.rid,
-    pk('<ddBBddddI2c0I2c0BI2c0', w.tag, w.seq, w.lane, w.weight, w.span, w.deadline, w.deadline_in, w.shape,
-      #w.tenant, w.tenant, #w.gateway, w.gateway, w.place and 1 or 0, #(w.place or ''), w.place or '') .. packed(w.cost))
+    pk(format('<ddBBddddI2c0I2c0BI2c0', #w.cost), w.tag, w.seq, w.lane, w.weight, w.span, w.deadline, w.deadline_in, w.shape,
+      #w.tenant, w.tenant, #w.gateway, w.gateway, w.place and 1 or 0, #(w.place or ''), w.place or '', unpack(w.cost)))
+end
+function young.waiter(rid, raw)
+  local w, p, kept = {rid = rid}, nil, nil
+  w.tag, w.seq, w.lane, w.weight, w.span, w.deadline, w.deadline_in, w.shape, w.tenant, w.gateway, kept, w.place, p =
+    unp('<ddBBddddI2c0I2c0BI2c0', raw)
+  if kept == 0 then w.place = nil end
+  local n = (#raw - p + 1) / 8
+  w.cost = {unp(doubles(n), raw, p)}
+  w.cost[n + 1] = nil
+  return w
 end
 local function waiter(rid)
   local w = waiters[rid]
-  if w == nil then
+  if w == nil and not everyone then
     local raw = t.waiting > 0 and call('HGET', base .. ':rq', rid)
-    w = false
-    if raw then
-      local p, kept
-      w = {rid = rid}
-      w.tag, w.seq, w.lane, w.weight, w.span, w.deadline, w.deadline_in, w.shape, w.tenant, w.gateway, kept, w.place, p =
-        unp('<ddBBddddI2c0I2c0BI2c0', raw)
-      if kept == 0 then w.place = nil end
-      local n = (#raw - p + 1) / 8
-      w.cost = {unp(doubles(n), raw, p)}
-      w.cost[n + 1] = nil
-    end
+    w = raw and young.waiter(rid, raw) or false
     waiters[rid] = w
   end
   return w
 end
 local function join(w)
   local lane = w.lane
+  local q, key = queued(lane, w.tenant)
   waiters[w.rid] = w
   t[BL + lane], t[CN + lane], t.waiting = t[BL + lane] + w.span, t[CN + lane] + 1, t.waiting + 1
-  local count, last = queued(lane, w.tenant)
-  set_queued(lane, w.tenant, count + 1, max(last, w.tag))
+  q[1], q[2], queues_dirty[key] = q[1] + 1, w.tag > q[2] and w.tag or q[2], true
   store_waiter(w)
   call('ZADD', base .. ':q' .. lane, int(w.tag), member(w))
-  if t[CN + lane] == 1 then touch(':q' .. lane, ':rq', ':qt') end
+  if t[CN + lane] == 1 then touch(':q' .. lane, ':rq') end
 end
 local function leave(w)
   local lane = w.lane
-  waiters[w.rid] = false
+  waiters[w.rid] = nil
   call('HDEL', base .. ':rq', w.rid)
   call('ZREM', base .. ':q' .. lane, member(w))
+  local q, key = queued(lane, w.tenant)
+  q[1], queues_dirty[key] = q[1] - 1, true
+  if q[1] == 0 then q[2] = 0 end
   t[BL + lane], t[CN + lane], t.waiting = t[BL + lane] - w.span, t[CN + lane] - 1, t.waiting - 1
-  local count, last = queued(lane, w.tenant)
-  set_queued(lane, w.tenant, count - 1, last)
 end
 local function zero_refunds(span) t.zero = max(0, t.zero - 10 * span) end
 local function zero_carries(span)
@@ -994,7 +998,7 @@ end
 
 -- --- seats and mail
 
-local seats, seats_dirty, mail, nudged, nudge
+local seats, seats_dirty, mail, mail_dirty, nudged, nudge   -- mail: gateway -> letters, as far as known
 local HALF = 30 * MICRO
 local function seat(name)
   local s = seats[name]
@@ -1018,8 +1022,12 @@ local function flush_seats()
   touch(':gw')
 end
 local function letters(name)
-  if not mail[name] then mail[name] = {call('HGET', base .. ':mb', name) or ''} end
-  return mail[name]
+  local box = mail[name]
+  if not box then
+    box = {seat(name).letters > 0 and call('HGET', base .. ':mb', name) or nil}
+    mail[name] = box
+  end
+  return box
 end
 local function each_letter(name, visit)      -- visit(number, event's bytes, whole letter)
   local raw, p = concat(letters(name)), 1
@@ -1038,10 +1046,10 @@ end
 local function post(name, event)             -- into the gateway's mail, where it has a seat
   local s = seat(name)
   if not s then return false end
-  s.mail_seq, s.letters = s.mail_seq + 1, s.letters + 1
   local box = letters(name)
+  s.mail_seq, s.letters = s.mail_seq + 1, s.letters + 1
   box[#box + 1] = pk('<dI4c0', s.mail_seq, #event, event)
-  box.dirty, seats_dirty[name] = true, true
+  mail_dirty[name], seats_dirty[name] = true, true
   return true
 end
 local function send(name, event)
@@ -1147,6 +1155,8 @@ local function restart(by)
         call('ZADD', base .. ':q' .. lane, int(w.tag), m)
       end
     end
+    young.queues()
+    queues = {}
     local all = call('HGETALL', base .. ':qt')
     for k = 1, #all, 2 do
       local count, last = unp('<dd', all[k + 1])
@@ -1196,7 +1206,7 @@ local function advance(given_now, lost)
         t.demand_at, t.seats = now, t.seats - 1
         call('HDEL', base .. ':gw', name)
         call('HDEL', base .. ':mb', name)
-        seats[name], seats_dirty[name], mail[name] = false, nil, nil
+        seats[name], seats_dirty[name], mail[name], mail_dirty[name] = false, nil, nil, nil
         for _, rid in ipairs(back) do cancel(rid) end
       end
     end
@@ -1307,8 +1317,7 @@ local function reconfigure(new)
   keep_shape(R)
   t.chores = 0
 end
-local young = {}
--- kinds of young entries: 1 grant, 2 grant that ended, 3 finish, 4 seat, 5 log cell
+-- kinds of young entries: 1 grant, 2 grant that ended, 3 finish, 4 seat, 5 log cell, 6 who is queued, 7 mail
 function young.read(raw, p)
   if t.listed == 0 and t.fly > 0 then leases.read() end
   while p <= #raw do
@@ -1329,6 +1338,13 @@ function young.read(raw, p)
       local s = {}
       name, s.seen, s.demand, s.demand_at, s.mail_seq, s.letters, p = unp('<I2c0ddddd', raw, p + 1)
       seats[name], seats_dirty[name] = s, true
+    elseif kind == 6 then
+      local q = {}
+      name, q[1], q[2], p = unp('<I2c0dd', raw, p + 1)
+      queues[name], queues_dirty[name] = q, true
+    elseif kind == 7 then
+      name, rest, p = unp('<I2c0I4c0', raw, p + 1)
+      mail[name], mail_dirty[name] = {rest ~= '' and rest or nil}, true
     else
       a, name, p = unp('<Bd', raw, p + 1)
       local g = logs[a]
@@ -1381,6 +1397,23 @@ function young.write(out, n)            -- behind out[n]; how many there are now
     n, size = n + 1, size + #text
     out[n] = text
   end
+  for key, text in next, queues_dirty do
+    if text == true then
+      text = pk('<BI2c0dd', 6, #key, key, queues[key][1], queues[key][2])
+      queues_dirty[key] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
+  for name, text in next, mail_dirty do
+    if text == true then
+      local all = concat(mail[name])
+      text = pk('<BI2c0I4c0', 7, #name, name, #all, all)
+      mail_dirty[name] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
   for index = 1, #logs do
     local dirty, cells = logs[index].dirty, logs[index].cells
     for number, text in next, dirty do
@@ -1394,7 +1427,39 @@ function young.write(out, n)            -- behind out[n]; how many there are now
   end
   return n, size
 end
+function young.hash(suffix, put, gone)
+  for k = 1, #put, 1000 do call('HSET', base .. suffix, unpack(put, k, min(k + 999, #put))) end
+  for k = 1, #gone, 1000 do call('HDEL', base .. suffix, unpack(gone, k, min(k + 999, #gone))) end
+  if #put > 0 then touch(suffix) end
+end
+function young.queues()
+  if not next(queues_dirty) then return end
+  local put, gone = {}, {}
+  for key in pairs(queues_dirty) do
+    local q, n = queues[key], #put
+    if q[1] == 0 then gone[#gone + 1] = key else put[n + 1], put[n + 2] = key, pk('<dd', q[1], q[2]) end
+  end
+  queues_dirty = {}
+  young.hash(':qt', put, gone)
+end
+function young.mail()
+  if not next(mail_dirty) then return end
+  local put, gone = {}, {}
+  for name in pairs(mail_dirty) do
+    local all, n = concat(mail[name]), #put
+    if all == '' then gone[#gone + 1] = name else put[n + 1], put[n + 2] = name, all end
+  end
+  mail_dirty = {}
+  young.hash(':mb', put, gone)
+end
+function young.waiters()                     -- few enough to be held in memory
+  local all = call('HGETALL', base .. ':rq')
+  waiters, everyone = {}, true
+  for k = 1, #all, 2 do waiters[all[k]] = young.waiter(all[k], all[k + 1]) end
+end
 function young.flush()
+  young.queues()
+  young.mail()
   flush_grants()
   flush_finishes()
   flush_seats()
@@ -1415,10 +1480,12 @@ local function open_pool()     -- an answer where nothing may be done
   if warm then
     t, grants, complete, ends, grants_put, grants_gone = k.state, k.grants, k.complete, k.ends, k.put, k.gone
     finishes, finish_put, on_file, seats, seats_dirty = k.finishes, k.finish_put, k.on_file, k.seats, k.seats_dirty
+    queues, queues_dirty, mail, mail_dirty, waiters, everyone = k.queues, k.queues_dirty, k.mail, k.mail_dirty, k.waiters, k.everyone
     in_force = k.head
   else
     t, grants, complete, ends, grants_put, grants_gone = nil, {}, false, {}, {}, {}
     finishes, finish_put, on_file, seats, seats_dirty = {{}, {}, {}, {}}, {{}, {}, {}, {}}, {false, false, false, false}, {}, {}
+    queues, queues_dirty, mail, mail_dirty, waiters, everyone = {}, {}, {}, {}, {}, false
     local layout = stored and unp('<d', stored)
     if stored and layout > LAYOUT then return pk('<Bd', 2, layout) end
     in_force = layout == LAYOUT and sub(stored, NUMBERS + 1, NUMBERS + 24)
@@ -1466,6 +1533,7 @@ local function open_pool()     -- an answer where nothing may be done
   end
   k.raw = nil                   -- until this call has ended well, nothing is known
   if not complete and t.fly <= MOST_HELD / 2 then leases.keep() end
+  if not everyone and t.waiting <= MOST_HELD / 2 then young.waiters() end
   if newer then reconfigure(newer) end
 end
 
@@ -1482,14 +1550,12 @@ local function sit_down()
   c.me.seen, seats_dirty[c.gw] = now, true
   if c.me.letters > 0 and c.ack > 0 then
     if c.ack >= c.me.mail_seq then
-      mail[c.gw], c.me.letters = {''}, 0
-      mail[c.gw].dirty = true
+      mail[c.gw], c.me.letters, mail_dirty[c.gw] = {}, 0, true
     else
       local left = {}
       each_letter(c.gw, function(seq, _, letter) if seq > c.ack then left[#left + 1] = letter end end)
       if #left < c.me.letters then
-        mail[c.gw], c.me.letters = left, #left
-        mail[c.gw].dirty = true
+        mail[c.gw], c.me.letters, mail_dirty[c.gw] = left, #left, true
       end
     end
   end
@@ -1818,17 +1884,6 @@ local function answer()
   t.version = t.version + 1
 
   local letters_now = c.me.letters > 0 and concat(letters(c.gw)) or ''
-  for name, box in pairs(mail) do
-    if box.dirty then
-      local all = concat(box)
-      if all == '' then
-        call('HDEL', base .. ':mb', name)
-      else
-        call('HSET', base .. ':mb', name, all)
-        touch(':mb')
-      end
-    end
-  end
   if complete and t.fly > MOST_HELD then leases.list() end
   local out = {'', K.head, ''}
   local n, size = young.write(out, 3)
@@ -1855,7 +1910,10 @@ local function answer()
   end
   k.raw, k.state, k.grants, k.complete, k.ends, k.put, k.gone = raw, t, grants, complete, ends, grants_put, grants_gone
   k.finishes, k.finish_put, k.on_file, k.seats, k.seats_dirty = finishes, finish_put, on_file, seats, seats_dirty
-  if forget_all then k.finishes, k.seats = {{}, {}, {}, {}}, {} end
+  k.queues, k.queues_dirty, k.mail, k.mail_dirty = queues, queues_dirty, mail, mail_dirty
+  everyone = everyone and t.waiting <= MOST_HELD
+  k.waiters, k.everyone = everyone and waiters or {}, everyone
+  if forget_all then k.finishes, k.seats, k.queues, k.mail = {{}, {}, {}, {}}, {}, {}, {} end
   for _, name in ipairs(nudged) do call('PUBLISH', c.channel .. name, base) end
 
   local view, k, n = {t.fly, t.factor, t.blocked, t.shadow}, 4, t.waiting > 0 and 1 or 0
@@ -1885,7 +1943,7 @@ local function admit(keys, args)
   base, B, reason = keys[1], args[1], -1
   c.rules, c.channel, c.differs, c.speaks, c.conflict, c.rejoin, c.events, c.told = args[2], args[3], false, false, 0, 0, {}, 0
   c.asked, c.wake, c.owner, c.blocked_by = 0, 0, '', ''
-  shapes, waiters, mail, nudged, nudge = {}, {}, {}, {}, {}
+  shapes, nudged, nudge = {}, {}, {}
   c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.revision, c.digest, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
     c.n_acq, c.pos = unp('<ddddBdc16I2c0BHHHHHH', B)
   if c.server == 0 then

@@ -110,9 +110,10 @@ class Outbox:
 
     def forget(self, batch: Batch) -> None:
         """What that batch carried is done."""
+        settles = self.settles
         for done in batch.settles:
-            if self.settles.get(done.rid) is done:
-                del self.settles[done.rid]
+            if settles.get(done.rid) is done:
+                del settles[done.rid]
         for rid in batch.cancels:
             self.cancels.pop(rid, None)
         for rid in batch.lates:

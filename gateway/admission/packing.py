@@ -52,7 +52,7 @@ _ASKED = Struct("<BBdBd")
 _GRANTED = Struct("<BH")
 _SIZES = [pack("<H", size) for size in range(256)]
 _NOBODY = (0.0,) * (2 * LANES)
-_NO_TEXTS = b"\0" * 4
+_NO_TEXT, _NO_TEXTS = b"\0" * 2, b"\0" * 4
 _MODES = {"enforce": 0, "shadow": 1, "off": 2}
 _CALENDARS = {"": 0, "day": 1, "month": 2}
 _OUTCOMES = {Outcome.SERVED: 0, Outcome.QUOTA: 1, Outcome.RAMP: 2, Outcome.FAILED: 3}
@@ -154,8 +154,9 @@ def _admitted(count: int) -> Struct:
     return Struct(f"<ddB{count}d")
 
 
-@lru_cache(maxsize=8)
-def _gateway(name: str) -> bytes:
+@lru_cache(maxsize=1024)
+def _name(name: str) -> bytes:
+    """Of a tenant or a gateway: there are few."""
     return _text(name)
 
 
@@ -209,7 +210,7 @@ def pack_batch(batch: Batch, rules: Rules, *, now: Micros = 0) -> bytes:
             now, caller.seen_epoch, caller.seen_version, caller.mail_ack, batch.cold,
             rules.revision, rules.digest,
         ),
-        _gateway(caller.gateway),
+        _name(caller.gateway),
         _COUNTS.pack(
             rules.body[0], len(batch.signals), len(batch.settles), len(batch.cancels),
             len(batch.lates), len(batch.adopts), len(batch.acquires),
@@ -234,7 +235,7 @@ def pack_batch(batch: Batch, rules: Rules, *, now: Micros = 0) -> bytes:
         cost = ask.cost
         parts += (
             _text(ask.rid), _ASKED.pack(ask.lane, ask.weight, ask.deadline_in, flags, tag or 0),
-            _text(ask.tenant), _text(key or ""), _doubles(len(cost)).pack(*cost),
+            _name(ask.tenant), _text(key) if key else _NO_TEXT, _doubles(len(cost)).pack(*cost),
         )  # fmt: skip
     return b"".join(parts)
 

@@ -128,7 +128,7 @@ class RemotePool:
     """
 
     __slots__ = (
-        "_bad", "_cold", "_epoch", "_good", "_linger", "_mail_ack", "_mode", "_next_probe",
+        "_bad", "_busy", "_cold", "_epoch", "_good", "_linger", "_mail_ack", "_mode", "_next_probe",
         "_nudged", "_offset", "_out", "_overdue", "_paces", "_ready", "_sent", "_sent_at",
         "_share", "_slow", "_stopgap", "_stopgap_wake", "_version", "_wake", "away", "calls",
         "failures", "gateway", "held", "orphans", "spec", "standing", "told", "waits",
@@ -170,6 +170,7 @@ class RemotePool:
         self._bad = self._good = 0
         self._paces: deque[bool] = deque()
         self._slow = 0  # how many of them are
+        self._busy = False  # somebody waited there, as of the last answer
         self._next_probe: Micros = 0
         self._stopgap: Stopgap | None = None
         self._stopgap_wake: Micros = 0
@@ -191,7 +192,7 @@ class RemotePool:
         self.waits[ask.rid] = _Wait(ask, dims, now + self._offset)
         if not self.away:
             self._out.acquires[ask.rid] = None
-            if self._line_is_long(now, ask.lane):
+            if self._busy and self._line_is_long(now, ask.lane):
                 self._out.patient.add(ask.rid)
                 self._linger_for(now)
             return None
@@ -205,19 +206,26 @@ class RemotePool:
         outcome: Outcome,
         actual: tuple[int, ...] | None,
         retry_after: Micros,
-    ) -> None:
-        """The attempt is over; unknown or repeated request ids change nothing."""
+    ) -> bool:
+        """The attempt is over; unknown or repeated request ids change nothing.
+
+        Returns:
+            Whether `alarm` may say something new.
+        """
         held = self.held.pop(rid, None)
         if held is None:
-            return
+            return False
         if actual is not None and held.dims is not held.spoken:
             actual = translate(actual, held.dims, held.spoken)
         done = Settle(rid, outcome, actual, retry_after)
         if held.here:
             self._settle_here(now, held, done)
-            return
+            return True
         self._out.owe(done)
+        if self._linger and not self.spec.concurrency:
+            return False  # it waits with others
         self._linger_for(now)
+        return True
 
     def _linger_for(self, now: Micros) -> None:
         """Something is to be sent that can wait a moment for company."""
@@ -363,10 +371,12 @@ class RemotePool:
         out = self._out
         load = out.load(asking=not self.away)
         acquires: list[Ask] = []
+        asked_after, ours = now + self._offset - PROMPT, self.spec.dimensions
         for rid in load.acquires:
             wait = self.waits[rid]
             wait.sent = True
-            acquires.append(self._spoken(wait, now))
+            plain = wait.dims is ours and wait.asked > asked_after
+            acquires.append(wait.ask if plain else self._spoken(wait, now))
         self._nudged = False
         self._wake = self._linger = 0
         return Batch(
@@ -408,6 +418,7 @@ class RemotePool:
         self._offset = reply.now - now
         self._share = reply.demand_share_ppm
         self.standing, self.told = answer.standing, now
+        self._busy = answer.standing is not None and any(answer.standing.waiting)
         if answer.letters:
             self._linger_for(now)  # acknowledge soon, with what comes by
         for event in reply.events:
@@ -446,8 +457,11 @@ class RemotePool:
             self.held[event.rid] = _Held(wait.ask, wait.dims, dims, here=False)
         elif wait is None:
             return
-        self._out.unask(event.rid)
-        self._out.lates.pop(event.rid, None)
+        out, rid = self._out, event.rid
+        if rid in out.acquires:
+            out.unask(rid)
+        if rid in out.lates:
+            del out.lates[rid]
         self._ready.append(event)
 
     def _again(self) -> None:

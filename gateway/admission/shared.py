@@ -235,8 +235,8 @@ class SharedStore:
         held = self._pools.get(pool)
         if held is not None:
             now = self._clock.now()
-            held.remote.settle(now, rid, outcome, actual, retry_after)
-            self._stir(held, now)
+            if held.remote.settle(now, rid, outcome, actual, retry_after):
+                self._stir(held, now)
 
     def cancel(self, pool: str, rid: str) -> None:
         """The ask is withdrawn; if granted and never sent, everything is given back."""
