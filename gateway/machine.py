@@ -379,6 +379,7 @@ class Machine:
             token=secrets.token_bytes,
         )
         self.tools.plane.on_tools = made.definitions.learn
+        self.tools.changes.on_fault = lambda text: log.error("tool_changes", problem=text)
         made.contracts.on_verdict = metrics.gated
         made.repeats.on_loop = metrics.loop
         made.ledger.on_effect = partial(metrics.gated, "effect")

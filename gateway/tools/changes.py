@@ -183,6 +183,7 @@ class Changes:
     Attributes:
         spawn: How a task gets an owner; set before the first stream.
         on_changed: Called with server and kind of every change at a server.
+        on_fault: Called with a sentence where listening met what it does not expect.
     """
 
     def __init__(self, lines: Lines, sender: Sender, clock: Clock, rng: Rng) -> None:
@@ -192,10 +193,11 @@ class Changes:
         self._rng = rng
         self._feeds: dict[Feed, frozenset[str]] = {}
         self._standing: set[Listener] = set()
-        self._servers: Mapping[str, Server] = {}
+        self._snapshot: Snapshot | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.spawn: Spawn | None = None
         self.on_changed: Callable[[str, str], None] | None = None
+        self.on_fault: Callable[[str], None] | None = None
 
     @property
     def listening(self) -> int:
@@ -206,12 +208,15 @@ class Changes:
 
     def enter(self, listener: Listener, snapshot: Snapshot) -> None:
         """The stream stands: it is told from now on."""
-        if not isinstance(listener, Feed):
+        if self._snapshot is None:
+            self._snapshot = snapshot
+        if isinstance(listener, Feed):
+            self._feeds[listener] = _about(listener, self._snapshot)
+            self._attend()
+        else:
             self._standing.add(listener)
-            return
-        self._servers = snapshot.servers
-        self._feeds[listener] = _about(listener, snapshot)
-        self._attend()
+        # Its call may be pinned to a policy that was replaced while it was under way.
+        self._compare(listener, snapshot, self._snapshot)
 
     def leave(self, listener: Listener) -> None:
         """The stream has ended."""
@@ -235,20 +240,28 @@ class Changes:
 
     def policy(self, old: Snapshot, new: Snapshot) -> None:
         """Another policy is in force: whoever may see other lists now is told."""
-        self._servers = new.servers
+        self._snapshot = new
         for listener in (*self._standing, *self._feeds):
-            if _view(listener, old) != _view(listener, new):
-                for kind in KINDS:
-                    listener.tell(kind)
+            self._compare(listener, old, new)
         for feed in self._feeds:
             self._feeds[feed] = _about(feed, new)
+        for name in list(self._tasks):
+            if name in new.servers and place(new.servers[name]) != place(old.servers[name]):
+                self._tasks.pop(name).cancel()  # it is heard where it is now
         self._attend()
+
+    @staticmethod
+    def _compare(listener: Listener, old: Snapshot, new: Snapshot) -> None:
+        if old is not new and _view(listener, old) != _view(listener, new):
+            for kind in KINDS:
+                listener.tell(kind)
 
     # --- what is heard ---------------------------------------------------------------------------
 
     def _attend(self) -> None:
         """The servers that some feed is about are listened to, and no others."""
-        about = {name for names in self._feeds.values() for name in names if name in self._servers}
+        servers = self._snapshot.servers if self._snapshot is not None else {}
+        about = {name for names in self._feeds.values() for name in names if name in servers}
         for name in list(self._tasks):
             if name not in about:
                 self._tasks.pop(name).cancel()
@@ -259,12 +272,15 @@ class Changes:
     async def _listen(self, name: str) -> None:
         """The server is heard until nobody wants to know."""
         pause, stood = FIRST_PAUSE, False
-        while (server := self._servers.get(name)) is not None:
+        while self._snapshot is not None and (server := self._snapshot.servers.get(name)):
             began = self._clock.now()
+            speaks = True
             try:
                 speaks = await self._heard(server, again=stood)
             except (GatewayError, TransportFault, TimeoutError):
-                speaks = True  # it may the next time
+                pass  # it may the next time
+            except Exception as error:  # noqa: BLE001 - it would take the whole task group with it
+                self._fault(f"listening to {name}: {type(error).__name__}: {error}")
             if not speaks:
                 await self._clock.sleep(REMEMBERED / MICRO)
                 continue
@@ -272,6 +288,10 @@ class Changes:
             pause = FIRST_PAUSE if self._clock.now() - began >= LONGEST_PAUSE else pause
             await self._clock.sleep(self._rng.uniform(pause / 2, pause) / MICRO)
             pause = min(LONGEST_PAUSE, pause * 2)
+
+    def _fault(self, text: str) -> None:
+        if self.on_fault is not None:
+            self.on_fault(text)
 
     async def _heard(self, server: Server, *, again: bool) -> bool:
         """The server was heard until it hung up; False where it has nothing to say.

@@ -19,9 +19,7 @@ from gateway.errors import GatewayError
 from gateway.tools import access
 from gateway.tools.access import SEPARATOR
 from gateway.tools.exchange import MOST_PAGES, remember
-from gateway.tools.lines import request, stateless_meta
-from gateway.tools.lists import LONGEST as LONGEST_LIFE
-from gateway.tools.lists import lifetime
+from gateway.tools.lines import LONGEST_LIFE, lifetime, request, stateless_meta
 from gateway.tools.remote import Ask, routing
 from gateway.units import MICRO
 from gateway.wire import mcp

@@ -43,6 +43,8 @@ LEAVING: Micros = 2 * MICRO
 """How long a stopping process spends on ending sessions at servers."""
 REMEMBERED: Micros = 300 * MICRO
 """How long a server that speaks in sessions is believed to: it may be upgraded."""
+LONGEST_LIFE: Micros = 3_600 * MICRO
+"""Nothing that a server says is believed for longer, whatever `ttlMs` it gives."""
 MOST_POOLED = 5_000
 """Pooled sessions at one server; the one longest unused is ended first."""
 LONGEST_THEIRS = 1_024
@@ -134,7 +136,7 @@ class Peer:
 
     Attributes:
         era: With the instant until which it is believed.
-        found: Its discovery, where it is stateless.
+        found: Its discovery, where it is stateless; `stays` is when that is to be asked again.
         pooled: Sessions by principal.
         tools: Names and mirrored arguments of tools that it has listed.
     """
@@ -143,6 +145,7 @@ class Peer:
     era: Once[Era] = field(default_factory=Once)
     believed: Micros = 0
     found: Mapping[str, Any] | None = None
+    stays: Micros = 0
     pooled: OrderedDict[str, Once[Upstream]] = field(default_factory=OrderedDict)
     tools: dict[str, Any] = field(default_factory=dict)
 
@@ -200,7 +203,7 @@ class Lines:
         peer.believed = self._clock.now() + REMEMBERED
         result = answer.result
         if result is not None and isinstance(result.get("supportedVersions"), list):
-            peer.found = result
+            self._found(peer, result)
             return Era.STATELESS
         if answer.code == mcp.UNSUPPORTED_VERSION:
             return Era.STATELESS
@@ -213,11 +216,15 @@ class Lines:
         return Era.SESSION
 
     async def discover(self, peer: Peer) -> Mapping[str, Any]:
-        """What a stateless server says of itself, the last word where it says nothing now.
+        """What a stateless server says of itself, as long as it lets us remember that.
+
+        Its last word where it says nothing now.
 
         Raises:
             UpstreamFault: It never said anything.
         """
+        if peer.found is not None and self._clock.now() < peer.stays:
+            return peer.found
         try:
             result = (await self._discover(peer.server, ASKING)).result
         except UpstreamFault:
@@ -225,10 +232,14 @@ class Lines:
                 raise
             return peer.found
         if result is not None:
-            peer.found = result
+            self._found(peer, result)
         if peer.found is None:
             raise UpstreamMalformed(f"The tool server {peer.server.name} cannot be discovered.")
         return peer.found
+
+    def _found(self, peer: Peer, result: Mapping[str, Any]) -> None:
+        peer.found = result
+        peer.stays = self._clock.now() + lifetime(result)
 
     async def _discover(self, server: Server, limit: Micros) -> Answered:
         version = mcp.STATELESS_VERSIONS[0]
@@ -334,6 +345,14 @@ class Lines:
         """Every pooled session is ended, as far as its server says so in time."""
         with contextlib.suppress(TimeoutError), Expiry(self._clock, LEAVING):
             await self.keep({})
+
+
+def lifetime(result: Mapping[str, Any]) -> Micros:
+    """How long its server lets a result be remembered; 0 where it does not."""
+    told = result.get("ttlMs")
+    if not isinstance(told, int | float) or isinstance(told, bool) or not told > 0:
+        return 0
+    return min(LONGEST_LIFE, round(min(told, 1e12) * 1_000))
 
 
 def begun(server: Server, answer: Answered) -> Upstream | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.tools.lines import place
+from gateway.tools.lines import lifetime, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gateway.snapshot import Server
     from gateway.units import Micros
 
-LONGEST: Micros = 3_600_000_000
-"""No list is believed for longer, whatever its server says."""
 MOST_BYTES = 64 * 1024 * 1024
 """Bytes of JSON text remembered in all; the list unused for longest is forgotten first."""
 LARGEST = 4 * 1024 * 1024
@@ -106,14 +104,6 @@ class Lists:
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._bytes -= kept.size
-
-
-def lifetime(result: Mapping[str, Any]) -> Micros:
-    """How long its server lets a result be remembered; 0 where it does not."""
-    told = result.get("ttlMs")
-    if not isinstance(told, int | float) or isinstance(told, bool) or not told > 0:
-        return 0
-    return min(LONGEST, round(min(told, 1e12) * 1_000))
 
 
 def _key(server: Server, principal: str, method: str, cursor: object) -> tuple[object, ...]:

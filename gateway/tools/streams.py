@@ -47,6 +47,10 @@ LONGEST: Micros = 86_400 * MICRO
 SOFT: Micros = 5 * MICRO
 
 
+class NoStream(MethodNotAllowed):
+    """A server has nothing that stands."""
+
+
 class Standing:
     """The source of a server's standing stream: its events, and news of policy between them.
 
@@ -175,8 +179,10 @@ class Streams:
         if server is not None and await self._lines.era(self._lines.of(server)) is Era.STATELESS:
             version = mcp.header_text(call.headers, mcp.H_VERSION)
             ask = Ask(body=message.raw, headers=routing(message.method, version, ""))
-            source = await self._opened(call, server, ask, asked)
-            return self._counted(call, source)
+            try:
+                return self._counted(call, await self._opened(call, server, ask, asked))
+            except NoStream:
+                pass  # it has nothing to say; what policy changes is told all the same
         name = server.name if server is not None else ""
         return self._counted(call, Feed(_who(call), name, self._clock, asked))
 
@@ -188,9 +194,9 @@ class Streams:
             status = incoming.status
             incoming.abort("refused")
             await incoming.close(reuse=False)
-            if status == 405 or status < 400:
+            if status < 400 or status == 405 or (status == 404 and asked.subscription):
                 text = f"The tool server {server.name} has no stream"
-                raise MethodNotAllowed(text, allow="POST, DELETE")
+                raise NoStream(text, allow="POST, DELETE")
             raise refusal_of(server, status)
         return Standing(_who(call), server, incoming, self._changes, clock=self._clock, asked=asked)
 

@@ -376,3 +376,84 @@ def test_a_lifetime_that_is_none_is_not_believed(ttl):
 
     _, ground = played(play, tools=new)
     assert len(ground.servers.asked("tools/list")) == 2
+
+
+def test_a_discovery_is_asked_for_again_only_when_its_server_says_so():
+    async def play(ground):
+        answers = []
+        for pause in (0, 2, 4):
+            await asyncio.sleep(pause)
+            answers.append(await ground.ask("server/discover"))
+        return answers
+
+    answers, ground = played(play, policy(era="stateless"), tools=New(ttl=5_000))
+    assert {one.status for one in answers} == {200}
+    assert len(ground.servers.asked("server/discover")) == 2
+
+
+# --- what may go wrong ----------------------------------------------------------------------------
+
+
+def test_a_subscription_at_a_server_without_them_hears_of_policy_alone():
+    def server(message, out):
+        if (message or {}).get("method") == "subscriptions/listen":
+            error = {"code": -32601, "message": "no such method"}
+            return Said({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=404)
+        return New()(message, out)
+
+    async def play(ground):
+        one = subscribed(ground, "tools", path="/mcp/up")
+        await asyncio.sleep(1)
+        swap(ground, DENIED)
+        return await told(one)
+
+    found, _ = played(play, tools=server)
+    assert [one["method"].split("/")[1] for one in found] == ["subscriptions", "tools"]
+
+
+def test_a_server_that_moved_is_heard_where_it_is():
+    async def play(ground):
+        one = subscribed(ground, "tools")
+        await asyncio.sleep(1)
+        swap(ground, TWO.replace("http://tools.test/mcp", "http://new.test/mcp"))
+        return await told(one)
+
+    new = New([1.0, TOOLS, 1e6])
+    found, ground = played(play, new=new)
+    asked = [one.out.base_url for one in ground.servers.asked("subscriptions/listen")]
+    assert asked == ["http://tools.test", "http://new.test"]
+    assert [one["method"] for one in found[1:]].count("notifications/tools/list_changed") >= 1
+
+
+def test_a_defect_while_listening_is_told_and_ends_nothing():
+    faults = []
+
+    def server(message, out):
+        if (message or {}).get("method") == "subscriptions/listen":
+            raise ZeroDivisionError
+        return New()(message, out)
+
+    async def play(ground):
+        ground.world.tools.changes.on_fault = faults.append
+        return await told(subscribed(ground, "tools"))
+
+    found, _ = played(play, tools=server)
+    assert len(found) == 1
+    assert "ZeroDivisionError" in faults[0]
+
+
+def test_a_stream_whose_call_was_pinned_to_the_policy_before_hears_of_the_change():
+    async def play(ground):
+        first = subscribed(ground, "tools")
+        await asyncio.sleep(1)
+        old = ground.snapshot
+        swap(ground, DENIED)
+        ground.stage.snapshot = old  # as if it had come a moment before
+        late = subscribed(ground, "tools")
+        found = await told(late)
+        first.leave()
+        await first.done()
+        return found
+
+    found, _ = played(play)
+    assert [one["method"] for one in found[1:]] == ["notifications/tools/list_changed"]
