@@ -239,7 +239,7 @@ def requests(kind: str, seed: int) -> Callable[[int], bytes]:
     return bodies.small if kind == "small" else bodies.warm
 
 
-async def prepared(folder: Path, make: Callable[[int], bytes], warm: int) -> tuple[Bench, int]:
+async def serving(folder: Path, make: Callable[[int], bytes], warm: int) -> Bench:
     """A bench that has served so many calls."""
     bench = Bench(folder, tools.POLICY if make is tools.named_one else governed.policy())
     await bench.machine.preload()
@@ -247,6 +247,12 @@ async def prepared(folder: Path, make: Callable[[int], bytes], warm: int) -> tup
         await bench.exchange(make(number))
     if not bench.client.last.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"not served: {bench.client.last[:300]!r}")
+    return bench
+
+
+async def prepared(folder: Path, make: Callable[[int], bytes], warm: int) -> tuple[Bench, int]:
+    """The same, whose garbage nobody collects from now on."""
+    bench = await serving(folder, make, warm)
     gc.collect()
     gc.freeze()
     gc.disable()
