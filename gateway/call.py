@@ -32,6 +32,15 @@ HeaderList: TypeAlias = "list[tuple[bytes, bytes]]"
 """Header pairs, names in lower case, order and repeats kept. Never build a dict of them."""
 
 
+SAYS = frozenset({
+    b"baggage", b"mcp-session-id", b"priority", b"session-id", b"session_id", b"thread-id",
+    b"tidegate-tier", b"x-claude-code-session-id", b"x-stainless-read-timeout",
+    b"x-stainless-retry-count", b"x-stainless-timeout",
+})  # fmt: skip
+"""Headers in which a caller says something of itself: picked once, because most calls have none and
+each layer that asks would look through all of them."""
+
+
 class Family(StrEnum):
     """Whose error shape and header family a route speaks."""
 
@@ -126,6 +135,22 @@ Piece: TypeAlias = "Part | str"
 """One countable piece of a prompt: nearly all are texts, which stand for themselves."""
 
 
+class Terms(NamedTuple):
+    """What a call of some principal gets.
+
+    Attributes:
+        snapshot: The policy that says so.
+        tier: Its tier.
+        wait: How long it may queue in all.
+        detail: The same in words, for the chain of verdicts.
+    """
+
+    snapshot: Snapshot
+    tier: Tier
+    wait: Micros
+    detail: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """Who calls: from the credential alone; hints never raise its rights.
@@ -141,6 +166,8 @@ class Principal:
         session, workflow: From mapped claims of the credential; "" where it names none. They win
             over hints in headers and body.
         accountings: How each of `pools` charges, by its rule.
+        usual: What its calls get that say nothing of themselves, by dialect and whether they
+            stream: remembered by identify, no part of the value.
     """
 
     id: str
@@ -153,6 +180,9 @@ class Principal:
     session: str = ""
     workflow: str = ""
     accountings: tuple[Accounting, ...] = field(init=False)
+    usual: dict[tuple[Dialect, bool], Terms] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """What does not change from call to call is asked of the rule once."""
@@ -193,8 +223,8 @@ class Call:
     Attributes, with their writer:
         id, dialect, family, client, method, path, target, headers, body, coding, snapshot,
             received, peer (edge): `target` is path and query exactly as sent; `headers` are the
-            client's; `body` is the raw body as sent, b"" while `upload` streams one; `coding` its
-            encoding.
+            client's, `said` those of them that `SAYS` names; `body` is the raw body as sent, b""
+            while `upload` streams one; `coding` its encoding.
         parsed (edge; dropped by admit before a wait): decoded JSON, or None.
         fields (edge): what policy needs of the body; None on routes that are not parsed.
         rpc (edge): the JSON-RPC messages of an MCP POST, a `wire.mcp.Posted`; else None.
@@ -224,8 +254,8 @@ class Call:
         "answer", "attempt", "body", "client", "coding", "credential", "deadline", "deployment",
         "dialect", "end", "estimate", "extra_headers", "family", "fields", "first_byte", "headers",
         "id", "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer",
-        "place_key", "principal", "queue_us", "received", "reserved", "rpc", "rungs_left", "sent",
-        "session", "snapshot", "tags", "target", "task", "tier", "tool", "upload",
+        "place_key", "principal", "queue_us", "received", "reserved", "rpc", "rungs_left", "said",
+        "sent", "session", "snapshot", "tags", "target", "task", "tier", "tool", "upload",
         "upstream_status", "upstream_us", "usage", "usage_injected",
     )  # fmt: skip
 
@@ -252,6 +282,7 @@ class Call:
         self.path = path
         self.target = target
         self.headers = headers
+        self.said: HeaderList = [pair for pair in headers if pair[0] in SAYS]
         self.body = body
         self.coding = ""
         self.upload: AsyncIterator[bytes] | None = None
@@ -414,11 +445,13 @@ class Reply:
         terminal: Settle saw the body's terminal mark: a cut after it is no failure.
         finishing: Called once, after the last chunk and before `close`, to learn whether the body
             ended well: returns bytes to send in addition (a final error event), b"" for none.
+        on_close: Called with a synchronous step, has it run when the reply ends; inner layers
+            attach, and run, first.
     """
 
     __slots__ = (
-        "_closers", "_ended", "code", "edit", "finishing", "headers", "kind", "retry_after",
-        "source", "spares_pool", "status", "taps", "terminal",
+        "_closers", "_ended", "code", "edit", "finishing", "headers", "kind", "on_close",
+        "retry_after", "source", "spares_pool", "status", "taps", "terminal",
     )  # fmt: skip
 
     def __init__(self, *, status: int, headers: HeaderList, source: Source) -> None:
@@ -434,16 +467,13 @@ class Reply:
         self.edit: Edit | None = None
         self.finishing: list[Callable[[End], bytes]] = []
         self._closers: list[Callable[[End], None]] = []
+        self.on_close: Callable[[Callable[[End], None]], None] = self._closers.append
         self._ended: End | None = None
 
     @property
     def ended(self) -> End | None:
         """How it ended; None while open."""
         return self._ended
-
-    def on_close(self, closer: Callable[[End], None]) -> None:
-        """Run this synchronous step when the reply ends; inner layers attach, and run, first."""
-        self._closers.append(closer)
 
     def finish(self, end: End) -> None:
         """First half of closing, synchronous and idempotent: everything counted is given back.
@@ -454,14 +484,14 @@ class Reply:
             return
         self._ended = end
         failure: Exception | None = None
-        # Closers close over their reply: dropped, because a call that is a cycle waits for the
-        # collector with all that it holds, and a seventh of its cost is being collected.
-        closers, self._closers = self._closers, []
-        for closer in closers:
+        for closer in self._closers:
             try:
                 closer(end)
             except Exception as error:  # noqa: BLE001 - raised below, once all have had their turn
                 failure = failure or error
+        # Closers close over their reply: dropped, because a call that is a cycle waits for the
+        # collector with all that it holds, and a seventh of its cost is being collected.
+        self._closers.clear()
         if failure is not None:
             raise failure
 

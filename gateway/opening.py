@@ -49,10 +49,14 @@ class Relayed:
     blamed on the upstream; `until` is an instant. When one passes, the upstream connection is
     aborted and the pending read raises TransportFault "stalled" or "total": the call's own task is
     never cancelled for it. A chunk stores a time stamp and re-arms nothing.
+
+    Attributes:
+        timed: `touched` wants to see the chunks: a body that was here at once cannot be late.
     """
 
     __slots__ = (
         "_clock", "_first", "_idle", "_incoming", "_last", "_passing", "_rest", "_timer", "_until",
+        "timed",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +78,8 @@ class Relayed:
         self._last: Micros = 0
         self._passing = False
         self._timer: Timer | None = None
-        if not incoming.whole:  # a body that is here cannot be late
+        self.timed = not incoming.whole
+        if self.timed:
             self._last = clock.now()
             self._timer = clock.after(min(idle, until - self._last), self._check)
 

@@ -13,12 +13,13 @@ behind pauses the upstream until it has caught up. Elsewhere awaiting `send` is 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
 from gateway import framing
-from gateway.call import ClientKind, Dialect, End, Family
+from gateway.call import COMPLETE, ClientKind, Dialect, End, Family
 from gateway.errors import (
     StreamCut,
     UpstreamFault,
@@ -60,6 +61,10 @@ STREAM_HEAD: HeaderList = [
 ]
 
 _BODILESS = frozenset((204, 304))
+_NAME = itemgetter(0)
+# To ask an enumeration for a member costs ten times what a name does.
+_PASSTHROUGH, _SDK = Dialect.PASSTHROUGH, ClientKind.SDK
+_OPENAI, _ANTHROPIC = Family.OPENAI, Family.ANTHROPIC
 
 
 class Outlet:
@@ -96,9 +101,9 @@ class Outlet:
         self.resource_metadata = ""
         self.begun = begun
         self.always: HeaderList = [(b"tidegate-call-id", call_id.encode())]
-        self.dialect = Dialect.PASSTHROUGH
-        self.family = Family.OPENAI
-        self.client = ClientKind.SDK
+        self.dialect = _PASSTHROUGH
+        self.family = _OPENAI
+        self.client = _SDK
         self.started = False
         self.answered = False
         self.over = False
@@ -310,11 +315,11 @@ class Outlet:
         if body:
             for tap in reply.taps:
                 tap(body)
-        reply.finish(End.COMPLETE)
+        reply.finish(COMPLETE)
         self.over = True
         if not self.deaf:
             link.finish(body)
-        return End.COMPLETE
+        return COMPLETE
 
     async def _checked_body(
         self, reply: Reply, headers: HeaderList, length: int, body: bytes
@@ -437,12 +442,9 @@ class Outlet:
 
     def _named(self, headers: HeaderList) -> HeaderList:
         """The headers, and those that go on whatever head is sent."""
-        name = b"request-id" if self.family is Family.ANTHROPIC else b"x-request-id"
+        name = b"request-id" if self.family is _ANTHROPIC else b"x-request-id"
         headers = headers + self.always
-        for pair in headers:
-            if pair[0] == name:
-                break
-        else:
+        if name not in map(_NAME, headers):
             headers.append((name, self.always[0][1]))
         return headers
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.units import Tokens
     from gateway.wire.ratelimit_headers import UpstreamLimits
 
+ENFORCE = Mode.ENFORCE
 SHOWN = frozenset({"requests", "tokens", "input", "output"})
 
 
@@ -116,7 +117,7 @@ class OwnLimits:
             return []
         out: list[OwnLimit] = []
         for spec in principal.pools:
-            if spec.mode is not Mode.ENFORCE:
+            if spec.mode is not ENFORCE:
                 continue
             for rule, used in self._store.standing(spec.name):
                 name, limit = rule.name, rule.limit
@@ -124,5 +125,7 @@ class OwnLimits:
                     continue
                 left = limit - used if limit > used else 0
                 reset = used * rule.window // limit
-                out.append(OwnLimit(name, limit // MICRO, left // MICRO, reset))
+                # NamedTuple's own constructor is a Python function: three times as slow.
+                facts = (name, limit // MICRO, left // MICRO, reset)
+                out.append(tuple.__new__(OwnLimit, facts))
         return out

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import select
 from collections.abc import AsyncIterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from gateway.units import MICRO, maker, valueclass
@@ -60,6 +61,7 @@ _UNFRAMED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods whose empty body needs no content-length."""
 
 _COLON = 0x3A
+_NAME = itemgetter(0)
 _TEXT = bytes(code for code in range(256) if code not in b"\r\n\0")
 """What the lines of a head are made of; between them stand line ends and nothing else."""
 
@@ -201,10 +203,10 @@ def request_head(out: Outgoing, *, prefix: bytes, host: bytes) -> bytes:
     if not readable_target(out.target):
         raise _unreadable("a forbidden byte in the target")
     pairs = [pair for pair in out.headers if pair[0] not in _OWN_HEADERS]
-    names = [pair[0] for pair in pairs]
+    names = list(map(_NAME, pairs))
     pairs += framing(out)
     # Joined and not formatted, which costs three times as much.
-    lines = b"\r\n".join([b": ".join(pair) for pair in [(b"host", host), *pairs]])
+    lines = b"\r\n".join(map(b": ".join, [(b"host", host), *pairs]))
     if (
         lines.translate(None, _TEXT) != b"\r\n" * len(pairs)
         or _COLON in b"".join(names)

@@ -196,6 +196,9 @@ class PoolCore:
             now: By the pool's clock.
             lost: Writes were lost (a failover): what clients spent meanwhile is not in the books.
         """
+        if self.meter.now <= now < self._chores_at and not lost:
+            self.meter.advance(now)  # nearly always: the clock is well and no chore is due
+            return
         elapsed = now - self.meter.now
         if elapsed < -STEP_BACK:
             self._restart(elapsed)
@@ -252,7 +255,7 @@ class PoolCore:
         The same decision as a tick's, and a property test holds it to that. None says nothing, and
         nothing has changed but the time: a tick must answer. Vectors follow `spec`.
         """
-        self._move(now)
+        self.advance(now)
         spec, meter, lane, cost = self.spec, self.meter, ask.lane, ask.cost
         held, now = self.leases.held, meter.now
         if (
@@ -284,15 +287,8 @@ class PoolCore:
 
     def settle(self, now: Micros, done: Settle) -> None:
         """At `now`, what a tick with this settlement does while nobody waits; no reply is made."""
-        self._move(now)
+        self.advance(now)
         self._settle(done)
-
-    def _move(self, now: Micros) -> None:
-        """As `advance`, which is asked only where the clock or a chore needs it."""
-        if self.meter.now <= now < self._chores_at:
-            self.meter.advance(now)
-        else:
-            self.advance(now)
 
     def _settle(self, done: Settle) -> None:
         """The grant is over. An unknown id changes nothing: neither meter nor factor nor block."""

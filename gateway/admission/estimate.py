@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ALPHA = 0.02
 """Weight of the newest sample once there are many; the first ones count more."""
 
+MANY = 1 / ALPHA
+"""So many: from there on the newest sample has that weight."""
+
 FIRST_GUESS: Tokens = 500
 """Output of a model nothing is known of, if its cap is not below."""
 
@@ -94,14 +97,14 @@ class Lengths:
     def see(self, tokens: Tokens) -> None:
         """One more answer had that length."""
         samples = self.samples = self.samples + 1
-        weight = 1 / samples if samples < 1 / ALPHA else ALPHA
+        weight = 1 / samples if samples < MANY else ALPHA
         mean = self.mean = self.mean + weight * (tokens - self.mean)
         if samples == 1:
             self.high = 2.0 * tokens
             return
         pace = mean / 4 if mean > 4.0 else 1.0
         high = self.high + pace * (QUANTILE if tokens > self.high else QUANTILE - 1)
-        self.high = max(high, mean)
+        self.high = high if high > mean else mean  # noqa: FURB136 - every call is seen twice
 
 
 class OutputEstimator:

@@ -104,10 +104,10 @@ class Meter:
     """
 
     __slots__ = (
-        "_bounds", "_brinks", "_calm", "_cut_at", "_ease_from", "_eased", "_ends", "_factor_at",
-        "_foreign_at", "_fractions", "_least", "_lent", "_log_of", "_pace", "_period_end", "_rates",
-        "_rolling", "_scales", "_starts", "_whole_log", "blocked_until", "dims", "factor",
-        "foreign", "level", "logs", "now", "reason", "sums",
+        "_bounds", "_brinks", "_calm", "_checks", "_cut_at", "_ease_from", "_eased", "_ends",
+        "_factor_at", "_foreign_at", "_fractions", "_least", "_lent", "_log_of", "_pace",
+        "_period_end", "_rates", "_rolling", "_scales", "_starts", "_whole_log", "blocked_until",
+        "dims", "factor", "foreign", "level", "logs", "now", "reason", "sums",
     )  # fmt: skip
 
     def __init__(self, spec: PoolSpec, now: Micros) -> None:
@@ -171,6 +171,11 @@ class Meter:
         )
         self._bounds = tuple(
             tuple(self._bound(i, lane) for i in range(len(self.dims))) for lane in range(LANES)
+        )
+        # With the scales, as plain tuples: a named one is taken apart at ten times the cost.
+        self._checks = tuple(
+            tuple((*bound, self._scales[i]) for i, bound in enumerate(lane))
+            for lane in self._bounds
         )
         self._brinks = [
             self._bounds[1][i].room * BRINK_PPM // 1_000_000 if dim.cap[1] else 0
@@ -388,8 +393,8 @@ class Meter:
             return 0
         level, sums = self.level, self.sums
         largest = 0.0
-        for units, standing, held, (depth, room, ceiling), scale in zip(
-            cost, level, sums, self._bounds[lane], self._scales, strict=True
+        for units, standing, held, (depth, room, ceiling, scale) in zip(
+            cost, level, sums, self._checks[lane], strict=True
         ):
             if (
                 units > ceiling
@@ -398,20 +403,17 @@ class Meter:
                 or (held and held + units > room)
             ):
                 return 0
-            share = units * scale
-            if share > largest:  # noqa: PLR1730 - the hot path
-                largest = share
+            if units * scale > largest:  # noqa: PLR1730 - the hot path
+                largest = units * scale
         if self._ease_from or self._whole_log is None:
             self.charge(cost)
         else:
             log = self._whole_log
             cell = log.slots.get(now // log.width) or log.cell(now)
-            i = 0
-            for units in cost:
+            for i, units in enumerate(cost):
                 level[i] += units
                 cell[i] += units
                 sums[i] += units
-                i += 1  # noqa: SIM113 - the hot path
         return floor(largest) or self._least
 
     def fit(self, lane: int, cost: Sequence[int]) -> Micros:

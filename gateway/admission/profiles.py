@@ -420,17 +420,18 @@ def own_accounting(provider: Accounting) -> Accounting:
     )
 
 
-def _reserved_output(accounting: Accounting, estimate: Estimate, limit: Tokens) -> Tokens:
-    """Output tokens charged at the grant against a limit of so many micro-tokens."""
+def _reserved_output(accounting: Accounting, estimate: Estimate) -> Tokens | None:
+    """Output tokens charged at the grant; None where it depends on the limit that they meet."""
     profile = accounting.profile
     if profile is _REALTIME:
         return estimate.output
     if profile is _INPUT_ONLY or profile is _NONE:
         return 0
-    if estimate.cap is not None:
-        return estimate.cap
-    if accounting.missing_cap is not None:
-        return accounting.missing_cap
+    return estimate.cap if estimate.cap is not None else accounting.missing_cap
+
+
+def _uncapped(estimate: Estimate, limit: Tokens) -> Tokens:
+    """The same of a call without a cap, against a limit of so many micro-tokens."""
     high = estimate.high if estimate.high is not None else estimate.output
     return max(estimate.output, min(high, limit // (MISSING_CAP_SHARE * MICRO)))
 
@@ -448,6 +449,7 @@ def reserve(accounting: Accounting, estimate: Estimate, spec: PoolSpec) -> tuple
         fresh = max(0, fresh - estimate.cached)
     if accounting.profile is _NONE:
         fresh = 0
+    output = _reserved_output(accounting, estimate)
     vector = []
     for dimension in spec.dimensions:
         name = dimension.name
@@ -459,7 +461,7 @@ def reserve(accounting: Accounting, estimate: Estimate, spec: PoolSpec) -> tuple
         elif name == "input":
             units = fresh
         else:
-            units = _reserved_output(accounting, estimate, dimension.limit)
+            units = _uncapped(estimate, dimension.limit) if output is None else output
             if name != "output":
                 units = fresh + accounting.output_weight * units
         vector.append(units * MICRO if units > 0 else 0)
@@ -495,21 +497,21 @@ def settle(
     if usage is None:
         return None
     fresh, output = _used(accounting, usage)
-    whole = None
-    if fresh is not None and output is not None:
-        whole = fresh + accounting.output_weight * output
     standing = accounting.profile is _UPFRONT_MAX
     vector = []
     for dimension, cost in zip(spec.dimensions, reserved, strict=True):
         name = dimension.name
-        if name == "money":
-            units: int | None = usage.money
-        elif name == "requests" or standing:
+        if name == "requests" or (standing and name != "money"):
+            vector.append(cost)
+            continue
+        if name == "tokens":
             units = None
-        elif name == "input":
-            units = fresh
+            if fresh is not None and output is not None:
+                units = fresh + accounting.output_weight * output
+        elif name == "money":
+            units = usage.money
         else:
-            units = output if name == "output" else whole
+            units = fresh if name == "input" else output
         vector.append(cost if units is None else units * MICRO if units > 0 else 0)
     actual = tuple(vector)
     return None if actual == reserved else actual

@@ -311,7 +311,8 @@ class Dispatch:
         headers = wire_headers.to_client(incoming.headers)
         reply = Reply(status=incoming.status, headers=headers, source=source)
         call.answer = reply
-        reply.taps.append(source.touched)
+        if source.timed:
+            reply.taps.append(source.touched)
         if error is not None:
             self._understand(reply, incoming, provider, error)
             hide_secrets(reply, first, provider, unpack=self._decode)

@@ -188,11 +188,11 @@ class Downgrading:
     def __call__(self, inner: Service) -> Service:
         """The service with its ladder."""
 
-        async def serve(call: Call) -> Reply:
+        def serve(call: Call) -> Awaitable[Reply]:
             rungs = rungs_for(call)
             if len(rungs) < 2:
-                return await inner(call)
-            return await self._climbed(inner, call, rungs)
+                return inner(call)
+            return self._climbed(inner, call, rungs)
 
         return serve
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gateway.snapshot import Provider, Snapshot
     from gateway.tokens import Counter
 
+EMBEDDINGS = Dialect.EMBEDDINGS
+
 NOTHING = Estimate(input=0, output=0)
 """What a pass-through call is expected to cost: a request, no tokens."""
 
@@ -98,7 +100,7 @@ class Estimating:
         bias = learned.bias.factor(model, tools=fields.has_tools, images=fields.has_images)
         tokens = ceil(counted.tokens * bias)
         cap, output, high = fields.cap, 0, None
-        if call.dialect is Dialect.EMBEDDINGS:
+        if call.dialect is EMBEDDINGS:
             cap = 0
         else:
             most = deployment.max_output or None
@@ -134,7 +136,7 @@ class Estimating:
             tools=fields.has_tools,
             images=fields.has_images,
         )
-        if call.dialect is not Dialect.EMBEDDINGS:
+        if call.dialect is not EMBEDDINGS:
             learned.outputs.learn(deployment.id, principal.rule.id, usage.output or 0)
         if call.session:
             learned.cache.learn(call.session, read=usage.cache_read or 0, of=total)
@@ -176,28 +178,36 @@ def estimate(estimating: Estimating) -> Layer:
     """The layer."""
 
     def layer(inner: Service) -> Service:
-        async def serve(call: Call) -> Reply:
+        def serve(call: Call) -> Awaitable[Reply]:
             if call.fields is None:
                 deployment = passthrough_of(call.snapshot, call, estimating.makers)
                 if deployment is None:
                     raise NoSuchRoute(f"No provider of the policy serves {call.path[:200]}.")
                 call.deployment, call.estimate = deployment, NOTHING
-                return await inner(call)
-            model = call.model
-            assert model is not None  # noqa: S101 - identify found it
+                return inner(call)
             pending = estimating.begin(call, first_of(call, estimating.makers))
             if pending is not None:
-                await pending
-            made = call.estimate
-            assert made is not None  # noqa: S101 - just made
-            because = model.because
-            detail = f"input {made.input} output {made.output} cap {made.cap}"
-            call.note("estimate", "counted", because, call.received, detail)
+                return later(call, pending)
+            tell(call)
+            return inner(call)
+
+        async def later(call: Call, pending: Awaitable[None]) -> Reply:
+            await pending
+            tell(call)
             return await inner(call)
 
         return serve
 
     return layer
+
+
+def tell(call: Call) -> None:
+    """The estimate stands in the chain of verdicts."""
+    model, made = call.model, call.estimate
+    assert model is not None  # noqa: S101 - identify found it
+    assert made is not None  # noqa: S101 - just made
+    detail = f"input {made.input} output {made.output} cap {made.cap}"
+    call.note("estimate", "counted", model.because, call.received, detail)
 
 
 def first_of(call: Call, makers: Makers) -> Deployment:

@@ -21,7 +21,7 @@ with the same words share the amounts, not the repetitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from gateway.call import Call, End, Reply, Service
     from gateway.resilience.loops import LoopRules, Sketching, Turn
     from gateway.wire.turns import Said
+
+OFF, RESPONSES = Mode.OFF, Dialect.RESPONSES
 
 MOST_FOLDED = 32
 """Turns fingerprinted where nothing is remembered; older ones count as iterations only."""
@@ -129,20 +131,33 @@ class LoopGuard:
     def __call__(self, inner: Service) -> Service:
         """The service, guarded."""
 
-        async def serve(call: Call) -> Reply:
+        def serve(call: Call) -> Awaitable[Reply]:
             if self.books is not None:
-                await self.books.refresh(self._books_of(call), call.received)
+                return self._refreshed(inner, call, self.books)
             # What was read of the body stays in `_look`: a call that waits keeps none of it alive.
             spendings, chain = self._look(call)
-            if spendings:
-                reply = await metered(call, spendings, inner, self.books)
-            else:
-                reply = await inner(call)
-            if chain is not None and reply.kind is None:
-                self._follow(chain, reply)
-            return reply
+            if not spendings and chain is None:
+                return inner(call)
+            return self._watched(inner, call, spendings, chain)
 
         return serve
+
+    async def _refreshed(self, inner: Service, call: Call, books: Books) -> Reply:
+        """The reply to a call whose books are kept by the fleet."""
+        await books.refresh(self._books_of(call), call.received)
+        return await self._watched(inner, call, *self._look(call))
+
+    async def _watched(
+        self, inner: Service, call: Call, spendings: tuple[Spending, ...], chain: _Chain | None
+    ) -> Reply:
+        """The reply to a call that the rules will know more of once it is answered."""
+        if spendings:
+            reply = await metered(call, spendings, inner, self.books)
+        else:
+            reply = await inner(call)
+        if chain is not None and reply.kind is None:
+            self._follow(chain, reply)
+        return reply
 
     def _look(self, call: Call) -> tuple[tuple[Spending, ...], _Chain | None]:
         """What must be known once the call is answered; the rules have spoken.
@@ -151,7 +166,7 @@ class LoopGuard:
             LoopDetected: A rule in enforce mode refuses.
         """
         rules, parsed = call.snapshot.loops, call.parsed
-        if rules.mode is Mode.OFF or parsed is None or call.dialect not in turns.READERS:
+        if rules.mode is OFF or parsed is None or call.dialect not in turns.READERS:
             return (), None
         said = turns.of(call.dialect, parsed)
         newest = next(said, None)
@@ -160,7 +175,7 @@ class LoopGuard:
         named, workflow = within(call)
         meters = rules.meters or rules.meters_tasks
         quiet = newest is None and not (meters or workflow)
-        if quiet and call.dialect is not Dialect.RESPONSES:
+        if quiet and call.dialect is not RESPONSES:
             return (), None  # a person spoke last
         looking = _Looking(call, parsed, rules)
         chain: _Chain | None = None
@@ -498,7 +513,7 @@ class _Looking:
 
 def within(call: Call) -> tuple[Baggage, str]:
     """What the call says of itself in `baggage`, and its workflow: a claim's before that."""
-    named = baggage(call.headers) if call.header(b"baggage") is not None else UNNAMED
+    named = baggage(call.said) if call.said else UNNAMED
     principal = call.principal
     return named, (principal.workflow if principal is not None else "") or named.workflow
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, HeldCall, Layer, Principal, Reply, Service
+from gateway.call import Call, HeaderList, HeldCall, Layer, Principal, Reply, Service, Terms
 from gateway.errors import Forbidden, NoSuchRoute, Unauthenticated
-from gateway.identity import HINTS, session_of, tier_wish
+from gateway.identity import session_of, tier_wish
 from gateway.identity.again import reinstated
 from gateway.wire import keepalive
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from gateway.clock import Clock
     from gateway.identity import Identities
-
-
-HEARD = HINTS.union(keepalive.TIMEOUTS)
-"""Headers in which a call says something about itself."""
 
 
 def allowed_model(principal: Principal, model: str) -> bool:
@@ -105,36 +101,60 @@ def identify(recognize: Recognizer) -> Layer:
     """The layer; a principal that the edge has set already is not asked for again."""
 
     def layer(inner: Service) -> Service:
-        async def serve(call: Call) -> Reply:
+        def serve(call: Call) -> Awaitable[Reply]:
             if call.principal is None:
                 pending = recognize(call)
                 if pending is not None:
-                    await pending
-            principal = call.principal
-            assert principal is not None  # noqa: S101 - recognized, or an exception was raised
-            rule = principal.rule
-            # One pass instead of five: what a call says of itself is little or nothing.
-            said = [pair for pair in call.headers if pair[0] in HEARD]
-            wish = tier_wish(said, call.snapshot.tiers) if said else None
-            number = max(wish or rule.default_tier, rule.tier_cap)
-            tier = call.tier = call.snapshot.tier(number)
-            call.session = session_of(said, call.fields)
-            longest = tier.max_wait if rule.max_wait is None else min(tier.max_wait, rule.max_wait)
-            stream = call.fields is not None and call.fields.stream
-            wait = keepalive.queue_deadline(
-                longest,
-                keepalive.hold_cap(call.dialect, stream=stream),
-                keepalive.client_timeout(said) if said else None,
-            )
-            call.deadline = call.received + wait
-            detail = f"{principal.agent} tier {number}"
-            call.note("identify", "known", rule.because, call.received, detail)
-            check_model(call, principal)
+                    return later(call, pending)
+            standing(call)
+            return inner(call)
+
+        async def later(call: Call, pending: Awaitable[None]) -> Reply:
+            await pending
+            standing(call)
             return await inner(call)
 
         return serve
 
     return layer
+
+
+def standing(call: Call) -> None:
+    """The call has its tier, session, deadline and model.
+
+    Raises:
+        Forbidden, NoSuchRoute: As `check_model`.
+        MalformedCall: It wishes for a tier that is none.
+    """
+    principal = call.principal
+    assert principal is not None  # noqa: S101 - recognized, or an exception was raised
+    said = call.said
+    stream = call.fields is not None and call.fields.stream
+    usual = principal.usual.get((call.dialect, stream)) if not said else None
+    if usual is None or usual.snapshot is not call.snapshot:
+        usual = terms(call, principal, said, stream=stream)
+        if not said:
+            principal.usual[call.dialect, stream] = usual
+    call.tier = usual.tier
+    call.session = session_of(said, call.fields)
+    call.deadline = call.received + usual.wait
+    call.note("identify", "known", principal.rule.because, call.received, usual.detail)
+    check_model(call, principal)
+
+
+def terms(call: Call, principal: Principal, said: HeaderList, *, stream: bool) -> Terms:
+    """What a call gets that says this of itself."""
+    rule = principal.rule
+    wish = tier_wish(said, call.snapshot.tiers) if said else None
+    number = max(wish or rule.default_tier, rule.tier_cap)
+    tier = call.snapshot.tier(number)
+    longest = tier.max_wait if rule.max_wait is None else min(tier.max_wait, rule.max_wait)
+    wait = keepalive.queue_deadline(
+        longest,
+        keepalive.hold_cap(call.dialect, stream=stream),
+        keepalive.client_timeout(said) if said else None,
+    )
+    return Terms(call.snapshot, tier, wait, f"{principal.agent} tier {number}")
 
 
 def identify_again(*, clock: Clock) -> Layer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, End, HeaderList, Kind, Reply, Service
+from gateway.call import BROKEN, COMPLETE, Call, End, HeaderList, Kind, Reply, Service
 from gateway.errors import CallerFault, GatewayError, Saturated
 from gateway.wire import ratelimit_headers
 
@@ -31,11 +31,14 @@ OK, FAILED, CANCELLED, REFUSED = "ok", "failed", "cancelled", "refused"
 
 def outcome_of(reply: Reply, end: End) -> str:
     """How a call that was answered ended, in one word."""
+    kind = reply.kind
+    if end is COMPLETE and kind is None:
+        return OK
     if end is End.CLIENT_GONE and not reply.terminal:
         return CANCELLED
-    if reply.kind is Kind.CALLER:
+    if kind is Kind.CALLER:
         return REFUSED
-    if reply.kind is not None or end in (End.CUT, End.STALLED, End.FAILED):
+    if kind is not None or end in BROKEN:
         return FAILED
     return CANCELLED if end is End.DRAINED else OK
 
@@ -128,7 +131,9 @@ class Observing:
     def _answered(self, call: Call, reply: Reply) -> None:
         """The head is known: name its facts."""
         now = self._clock.now()
-        overhead = max(0, now - call.received - call.queue_us - call.upstream_us)
+        overhead = now - call.received - call.queue_us - call.upstream_us
+        if overhead < 0:  # noqa: PLR1730 - on every answer
+            overhead = 0
         call.overhead_us = overhead
         self._metrics.overhead(overhead)
         model, deployment = call.model, call.deployment

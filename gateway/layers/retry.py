@@ -142,7 +142,11 @@ class Retrying:
         repeats a call, the principal's own: its attempts and ours multiply, and a caller that
         repeats much must not spend everybody's.
         """
-        repeat = call.header(b"x-stainless-retry-count")
+        repeat = None
+        for key, value in call.said:
+            if key == b"x-stainless-retry-count":
+                repeat = value
+                break
         if call.principal is not None and repeat is not None and repeat != b"0":
             name = f"principal {call.principal.id}"
         elif call.deployment is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gateway.bodies import Unpacking
-from gateway.call import Call, Dialect, End, Estimate, Kind, Reply, Service, Usage
+from gateway.call import COMPLETE, Call, Dialect, End, Estimate, Kind, Reply, Service, Usage
 from gateway.errors import GatewayError, StreamCut, UpstreamTimeout
 from gateway.snapshot import Price
 from gateway.wire import headers as wire_headers
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MAX_ANSWER = 8 * 1024 * 1024
 """Bytes of a plain answer kept for reading its usage; beyond it the estimate stands."""
 BYTES_PER_TOKEN = 4
+EMBEDDINGS, RESPONSES = Dialect.EMBEDDINGS, Dialect.RESPONSES
 
 
 def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: Price) -> Usage:
@@ -241,7 +242,7 @@ class Settling:
         reply.taps.append(tap)
         codec = CODECS[call.dialect]
 
-        embeds = call.dialect is Dialect.EMBEDDINGS  # its numbers are no tokens
+        embeds = call.dialect is EMBEDDINGS  # its numbers are no tokens
 
         def closed(end: End) -> None:
             body = tap.decoded(wire_headers.coding_of(reply.headers))
@@ -250,7 +251,7 @@ class Settling:
                 self.answered(call, body.get("id"))
             if reported is not None and embeds:
                 reported = completed(reported, _NO_OUTPUT, 0, _FREE)
-            if body is not None and end is End.CLIENT_GONE:
+            if end is not COMPLETE and body is not None and end is End.CLIENT_GONE:
                 end = End.COMPLETE  # the whole answer had arrived
                 reply.terminal = True
             estimate = call.estimate
@@ -263,7 +264,7 @@ class Settling:
 
     def answered(self, call: Call, response: object) -> None:
         """A provider made that response: whoever asks for it, or goes on from it, goes there."""
-        known = self.on_response is not None and call.dialect is Dialect.RESPONSES
+        known = call.dialect is RESPONSES and self.on_response is not None
         if known and isinstance(response, str) and response and call.deployment is not None:
             assert self.on_response is not None  # noqa: S101 - looked at above
             self.on_response(response, call.deployment.provider.name)

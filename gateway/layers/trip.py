@@ -13,7 +13,7 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from gateway.call import Call, End, Kind, Reply, Service, VerdictNote
+from gateway.call import BROKEN, COMPLETE, Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import BreakerOpen, UpstreamFault
 from gateway.resilience.breaker import MOST_UNDECIDED, Allow, Breaker, State, Trip, spent_for
 from gateway.units import MICRO, Micros, Mode, Rng
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_BREAKERS = 10_000
 """Scopes remembered; the least recently used closed one is forgotten first."""
+OFF, CLOSED = Mode.OFF, State.CLOSED
 SICK = frozenset({Kind.FAULT, Kind.CAPACITY})
 SPENT = frozenset({Kind.PERIOD, Kind.MONEY})
 WELL: Micros = 30 * MICRO
@@ -49,7 +50,7 @@ class Breakers:
     ) -> None:
         self._by_scope: OrderedDict[str, Breaker] = OrderedDict()
         self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
-        self._inside: dict[str, dict[_Inside, None]] = {}
+        self._inside: dict[str, dict[_Attempt, None]] = {}
         self.on_change = on_change
         self.on_failure = on_failure
 
@@ -126,11 +127,12 @@ class Breakers:
             if waiting is not None and waiting.pop(future, None) is not None and not waiting:
                 del self._waiting[scope]
 
-    def enter(self, scope: str, call: Call) -> _Inside:
-        """The call goes inside; it must `leave`."""
-        inside = _Inside(call)
-        self._inside.setdefault(scope, {})[inside] = None
-        return inside
+    def enter(self, scope: str, inside: _Attempt) -> None:
+        """The attempt goes inside; it must `leave`."""
+        found = self._inside.get(scope)
+        if found is None:
+            found = self._inside[scope] = {}
+        found[inside] = None
 
     def under_way(self, scope: str) -> int:
         """Calls inside: let in, and without a head."""
@@ -145,22 +147,40 @@ class Breakers:
                 break
         return count
 
-    def leave(self, scope: str, inside: _Inside) -> None:
+    def leave(self, scope: str, inside: _Attempt) -> None:
         """The call is inside no more: it has a head, or never will."""
         found = self._inside.get(scope)
         if found is not None and found.pop(inside, inside) is None and not found:
             del self._inside[scope]
 
 
-class _Inside:
-    """A call between its permission and its head; while it only waits, it can be taken out."""
+class _Attempt:
+    """One attempt behind a breaker: while it waits it can be taken out; it tells once how it ended.
 
-    __slots__ = ("_call", "_task", "evicted")
+    Attributes:
+        reply: What it was answered with.
+    """
 
-    def __init__(self, call: Call) -> None:
+    __slots__ = (
+        "_call", "_task", "breaker", "breakers", "clock", "evicted", "probe", "reply", "rng",
+        "scope", "told",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913, PLR0917 - in order: where, who, and what it tells with
+        self, breakers: Breakers, breaker: Breaker, scope: str, call: Call, probe: int,
+        clock: Clock, rng: Rng,
+    ) -> None:  # fmt: skip
+        self.breakers = breakers
+        self.breaker = breaker
+        self.scope = scope
+        self.probe = probe
+        self.clock = clock
+        self.rng = rng
+        self.told = False
+        self.evicted = False
+        self.reply: Reply | None = None
         self._call = call
         self._task = call.task or asyncio.current_task()
-        self.evicted = False
 
     @property
     def sent(self) -> bool:
@@ -176,37 +196,6 @@ class _Inside:
     def absorbs(self) -> bool:
         """Whether the cancellation that arrived is ours alone: not a client leaving as well."""
         return self.evicted and self._task is not None and self._task.uncancel() == 0
-
-
-def refusal(trip: Trip, scope: str, *, now: Micros) -> BreakerOpen:
-    """The soft refusal of a call whose deadline comes before the breaker closes."""
-    wait = trip.until - now
-    hard = not trip.sick and wait > 60 * MICRO
-    seconds = max(1, wait // MICRO)
-    text = (
-        f"{scope} is unavailable ({trip.reason}); "
-        + (f"it is expected back in {seconds} s" if wait < 1 << 60 else "an operator must act")
-        + f". Rule {trip.because}."
-    )
-    return BreakerOpen(text, because=trip.because, retry_after=None if hard else max(MICRO, wait))
-
-
-class _Verdict:
-    """What one attempt tells the breaker, exactly once."""
-
-    __slots__ = ("breaker", "breakers", "clock", "probe", "rng", "scope", "told")
-
-    def __init__(
-        self, breakers: Breakers, breaker: Breaker, scope: str, *, probe: int, clock: Clock,
-        rng: Rng,
-    ) -> None:  # fmt: skip
-        self.breakers = breakers
-        self.breaker = breaker
-        self.scope = scope
-        self.probe = probe
-        self.clock = clock
-        self.rng = rng
-        self.told = False
 
     def _tell(self, before: int, changed: bool) -> None:  # noqa: FBT001 - private
         if changed or self.breaker.version != before:
@@ -230,6 +219,7 @@ class _Verdict:
 
     def answered(self, reply: Reply) -> None:
         """A head arrived: bad answers are judged now, good ones when they end."""
+        self.reply = reply
         kind = reply.kind
         now = self.clock.now()
         if kind is None:
@@ -269,21 +259,35 @@ class _Verdict:
         if self.probe or self.breaker.easing:
             self.breakers.wake(self.scope)
 
-    def ended(self, end: End, reply: Reply) -> None:
+    def ended(self, end: End) -> None:
         """The body of a good answer is over; an error inside it has given it a kind."""
-        if self.told:
+        reply = self.reply
+        if self.told or reply is None:
             return
         if reply.kind is not None:
             self.answered(reply)
-        elif end is End.COMPLETE or reply.terminal:
+        elif end is COMPLETE or reply.terminal:
             self.told = True
             before = self.breaker.version
             changed = self.breaker.succeeded(now=self.clock.now(), probe=self.probe, begun=True)
             self._tell(before, changed)
-        elif end in (End.CUT, End.STALLED, End.FAILED):
+        elif end in BROKEN:
             self.failed(end.value)
         else:
             self.nothing()
+
+
+def refusal(trip: Trip, scope: str, *, now: Micros) -> BreakerOpen:
+    """The soft refusal of a call whose deadline comes before the breaker closes."""
+    wait = trip.until - now
+    hard = not trip.sick and wait > 60 * MICRO
+    seconds = max(1, wait // MICRO)
+    text = (
+        f"{scope} is unavailable ({trip.reason}); "
+        + (f"it is expected back in {seconds} s" if wait < 1 << 60 else "an operator must act")
+        + f". Rule {trip.because}."
+    )
+    return BreakerOpen(text, because=trip.because, retry_after=None if hard else max(MICRO, wait))
 
 
 class Tripping:
@@ -311,12 +315,12 @@ class Tripping:
         async def serve(call: Call) -> Reply:
             deployment = call.deployment
             rules = call.snapshot.breaker
-            if deployment is None or rules.mode is Mode.OFF:
+            if deployment is None or rules.mode is OFF:
                 return await inner(call)
             breaker = self._breakers.of(deployment.id, rules)
             while True:
                 probe = 0
-                if breaker.state is not State.CLOSED or breaker.easing:
+                if breaker.state is not CLOSED or breaker.easing:
                     probe = await self._permission(call, breaker, deployment.id)
                 reply = await self._watched(inner, call, breaker, probe)
                 if reply is not None:
@@ -334,35 +338,34 @@ class Tripping:
         """The reply; None where the breaker opened while the call had not been sent."""
         assert call.deployment is not None  # noqa: S101 - checked by the caller
         scope = call.deployment.id
-        verdict = _Verdict(
-            self._breakers, breaker, scope, probe=probe, clock=self._clock, rng=self._rng
-        )
+        breakers = self._breakers
+        tried = _Attempt(breakers, breaker, scope, call, probe, self._clock, self._rng)
         call.sent = False  # an attempt before this one may have been
-        inside = self._breakers.enter(scope, call)
+        breakers.enter(scope, tried)
         try:
             try:
                 reply = await inner(call)
             finally:
                 # Before any verdict: a call whose own failure opens the breaker must not be told
                 # to leave a pool that it is no longer in.
-                self._breakers.leave(scope, inside)
+                breakers.leave(scope, tried)
         except UpstreamFault as error:
-            self._breakers.leave(scope, inside)  # decided
+            breakers.leave(scope, tried)  # decided
             if isinstance(error, BreakerOpen):
-                verdict.nothing()  # no credential was left to ask with
+                tried.nothing()  # no credential was left to ask with
             else:
-                verdict.failed(error.code)
+                tried.failed(error.code)
             raise
         except asyncio.CancelledError:
-            verdict.nothing()
-            if inside.absorbs():
+            tried.nothing()
+            if tried.absorbs():
                 return None
             raise
         except BaseException:
-            verdict.nothing()  # refused by admission: says nothing of the upstream
+            tried.nothing()  # refused by admission: says nothing of the upstream
             raise
-        verdict.answered(reply)
-        reply.on_close(lambda end: verdict.ended(end, reply))
+        tried.answered(reply)
+        reply.on_close(tried.ended)
         return reply
 
     async def _permission(self, call: Call, breaker: Breaker, scope: str) -> int:

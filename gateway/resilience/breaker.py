@@ -338,7 +338,7 @@ class Breaker:
         self._quota = ""
         if not begun:
             self._good(now)
-        if self.state is not State.HALF_OPEN or not probe or probe != self._probe:
+        if not probe or self.state is not State.HALF_OPEN or probe != self._probe:
             return False
         self._probe = 0
         self._good_probes += 1

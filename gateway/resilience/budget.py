@@ -35,7 +35,8 @@ class RetryBudget:
             self._add(0)
 
     def _add(self, amount: int) -> None:
-        self._balance = min(self._rules.budget_max * MICRO, self._balance + amount)
+        balance, most = self._balance + amount, self._rules.budget_max * MICRO
+        self._balance = balance if balance < most else most  # noqa: FURB136 - every call adds
 
     def succeeded(self) -> None:
         """A call ended well: it earns a fraction of a retry."""

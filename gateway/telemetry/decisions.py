@@ -265,7 +265,8 @@ class Quotes:
                 if len(self._links) >= MOST_GROUPS:
                     self._links.clear()
                 self._links[key] = link
-        return b'%b"at":%d,"detail":%b}' % (link, note.at, quoted(note.detail))
+        detail = note.detail
+        return b'%b"at":%d,"detail":%b}' % (link, note.at, self._known.get(detail) or self(detail))
 
 
 def shortened(notes: Sequence[Note]) -> list[dict[str, Any]]:

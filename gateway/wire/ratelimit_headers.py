@@ -358,19 +358,21 @@ def limits_out(family: Family, limits: Sequence[OwnLimit], *, now: Micros) -> He
         return []
     tightest: dict[str, OwnLimit] = {}
     for limit in limits:
-        other = tightest.get(limit.name)
-        if other is None or limit.remaining < other.remaining:
-            tightest[limit.name] = limit
+        other = tightest.get(limit[0])
+        if other is None or limit[2] < other[2]:
+            tightest[limit[0]] = limit
     out: HeaderList = []
-    openai = family is Family.OPENAI
     for name, most, remaining, wait in tightest.values():
         names = known.get(name)
         if names is None:
             continue
-        reset = go_duration(wait) if openai else _date_out(now + max(0, wait))
-        out.append((names[0], b"%d" % most))
-        out.append((names[1], b"%d" % max(0, min(remaining, most))))
-        out.append((names[2], reset.encode()))
+        reset = go_duration(wait) if family is _OPENAI else _date_out(now + max(0, wait))
+        left = remaining if remaining < most else most  # noqa: FURB136 - on every answer
+        out += (
+            (names[0], b"%d" % most),
+            (names[1], b"%d" % left if left > 0 else b"0"),
+            (names[2], reset.encode()),
+        )
     return out
 
 
@@ -386,6 +388,8 @@ def _names_out(family: Family, unit: str) -> tuple[bytes, bytes, bytes]:
     return one.encode(), two.encode(), three.encode()
 
 
+_OPENAI = Family.OPENAI
+
 _NAMES_OUT = {
     family: {unit: _names_out(family, unit) for unit in units}
     for family, units in (
@@ -398,9 +402,9 @@ _NAMES_OUT = {
 
 def go_duration(wait: Micros) -> str:
     """A wait as OpenAI writes it: `17ms`, `1.5s`, `6m0s`, `23h47m36.648s`; whole milliseconds."""
-    millis = -(-max(0, wait) // 1000)
+    millis = -(-wait // 1000)
     if millis < 1000:
-        return f"{millis}ms" if millis else "0s"
+        return f"{millis}ms" if millis > 0 else "0s"
     minutes, rest = divmod(millis, 60_000)
     seconds = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
     hours, minutes = divmod(minutes, 60)

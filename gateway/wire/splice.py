@@ -132,14 +132,9 @@ def duplicate_keys(raw: bytes, keys: KeySet) -> str | None:
     Cheap where nothing is suspicious, which is nearly always: one search for the names, one for
     escapes that could spell them. Only then are the members walked.
     """
-    seen: set[bytes] = set()
-    for match in keys.pattern.finditer(raw):
-        if match[1] in seen:
-            break
-        seen.add(match[1])
-    else:
-        if not _spells_letters(raw):
-            return None
+    seen = keys.pattern.findall(raw)
+    if len(set(seen)) == len(seen) and not _spells_letters(raw):
+        return None
     found: set[str] = set()
     for member in members(raw):
         if member.key in keys.names:

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.call import SAYS
 from gateway.errors import Forbidden, MalformedCall, NoSuchRoute, Unauthenticated
-from gateway.identity import Identities
-from gateway.layers.identify import Recognizer, identify
+from gateway.identity import HINTS, Identities
+from gateway.layers.identify import Recognizer, identify, standing
 from gateway.snapshot import AgentRule, ApiKey, Model, Snapshot, Tier, hash_key
 from gateway.units import MICRO
+from gateway.wire import keepalive
 from tests.sim.loop import run
 from tests.unit.layers.ground import answering, deployment, made, reply, the_clock
 
@@ -103,5 +105,24 @@ def test_a_model_for_others_is_forbidden_and_one_for_nobody_unknown():
         assert refused.value.because == "agents.dev.models"
         with pytest.raises(NoSuchRoute):
             await asked(body={"model": "gone"})
+
+    run(main())
+
+
+def test_every_header_that_says_something_of_its_call_is_picked_when_the_call_begins():
+    assert HINTS.union(keepalive.TIMEOUTS) <= SAYS
+    assert b"x-stainless-retry-count" in SAYS  # read by the retries
+
+
+def test_what_a_principal_usually_gets_is_asked_of_the_policy_anew_once_that_has_changed():
+    async def main():
+        first, second = made(snapshot=policy()), made(snapshot=replace(policy(), tiers=TIERS[::-1]))
+        wishing = made(snapshot=policy(), headers=[(b"tidegate-tier", b"2")])
+        second.principal = wishing.principal = first.principal = replace(first.principal, rule=RULE)
+        for call in (first, wishing, first, second):
+            standing(call)
+        assert first.tier is TIERS[2]
+        assert wishing.tier is TIERS[1]
+        assert second.tier is TIERS[0]
 
     run(main())
