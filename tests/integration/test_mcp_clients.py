@@ -115,6 +115,30 @@ def test_the_federation_serves_what_works_and_names_what_does_not(
     assert list((listed.meta or {})["tidegate/servers"]) == ["away"]
 
 
+def test_a_client_of_the_federation_hears_that_tools_changed_in_either_era(
+    stage: Stage, world: ToolWorld
+):
+    async def new():
+        async with client(world.url("")) as one, one.listen(tools_list_changed=True) as heard:
+            await asyncio.sleep(1)  # the gateway begins to listen once somebody wants to know
+            await one.call_tool("fixture__test_trigger_tool_change", {})
+            return await asyncio.wait_for(anext(aiter(heard)), 20)
+
+    async def old():
+        heard: asyncio.Queue[object] = asyncio.Queue()
+
+        async def told(message: object) -> None:
+            await heard.put(message)
+
+        async with client(world.url(""), mode="legacy", message_handler=told) as one:
+            await asyncio.sleep(2)
+            await one.call_tool("fixture__test_trigger_tool_change", {})
+            return await asyncio.wait_for(heard.get(), 20)
+
+    assert type(stage.run(new())).__name__ == "ToolsListChanged"
+    assert "ToolListChanged" in repr(stage.run(old()))
+
+
 def test_a_real_git_server_answers_for_a_real_repository(stage: Stage, world: ToolWorld):
     folder = world.folder / "repository"
     folder.mkdir()
