@@ -321,7 +321,10 @@ class Metrics:
             "server outcome", TOOL_BUCKETS, SERIES["tools"], 0,
         )  # fmt: skip
         self._tool_sessions = self._gauge(
-            "tool_sessions", "Held: sessions of clients, streams, commands", "kind", few
+            "tool_sessions",
+            "Held: clients' sessions, streams, commands, servers heard",
+            "kind",
+            few,
         )
 
     def _declare_holds(self, few: int) -> None:
