@@ -239,16 +239,20 @@ class Machine:
         metrics.policy(watch.current.revision)
         metrics.mode("embedded" if self.sharing is None else "shared")
         if self.sharing is not None:
-            self.loops.books = self.sharing.books
-            self.sharing.connect(
-                self.breakers, lambda: watch.current.breaker, watch.poke, self._begin_anew
-            )
-            self.tools.sessions.on_deleted = self.sharing.session_deleted
-            self.sharing.on_session = self.tools.sessions.deleted_elsewhere
-            self.tools.sessions.on_used = self.sharing.session_used
-            self.sharing.on_session_used = self.tools.sessions.used_elsewhere
-            store = self.sharing.store
-            self.tools.sessions.hears = lambda: not store.away
+            self._join(self.sharing)
+
+    def _join(self, fleet: Sharing) -> None:
+        """What this process shares with the others of its fleet is wired."""
+        self.loops.books = fleet.books
+        self.guards.repeats.fleet = fleet.called
+        fleet.connect(
+            self.breakers, lambda: self.watch.current.breaker, self.watch.poke, self._begin_anew
+        )
+        self.tools.sessions.on_deleted = fleet.session_deleted
+        fleet.on_session = self.tools.sessions.deleted_elsewhere
+        self.tools.sessions.on_used = fleet.session_used
+        fleet.on_session_used = self.tools.sessions.used_elsewhere
+        self.tools.sessions.hears = lambda: not fleet.store.away
 
     def _sharing(self, rng: Rng) -> Sharing | None:
         """The fleet that settings or policy name; None: this process is alone."""

@@ -23,6 +23,7 @@ from gateway.admission.shared import SharedStore
 from gateway.fleet_results import FleetResults
 from gateway.loop_books import LoopBooks
 from gateway.resilience.breaker import FOREVER, State
+from gateway.tool_calls import ToolCalls
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Sharing:
     Attributes:
         store: For admission.
         books: For what loops and tasks use.
+        called: For what agents called of tools.
         results: For failures of deployments.
         revoked: Ids of principals that are refused, whatever policy says.
         server: Name and version of the store, "" while it has never answered.
@@ -82,6 +84,9 @@ class Sharing:
             stamp=stamp, on_mode=on_mode, on_news=self._heard,
         )  # fmt: skip
         self.books = LoopBooks(
+            self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
+        )
+        self.called = ToolCalls(
             self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
         )
         self.results = FleetResults(
@@ -160,7 +165,9 @@ class Sharing:
         """Send and hear until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            beside = [tasks.create_task(one.run()) for one in (self.books, self.results)]
+            beside = [
+                tasks.create_task(one.run()) for one in (self.books, self.called, self.results)
+            ]
             try:
                 await self.store.run(lambda: self._spawn(self._catch_up()))
             finally:

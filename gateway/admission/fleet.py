@@ -137,6 +137,25 @@ class Addition:
     ttl_s: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Items to be put at the end of a list that the fleet keeps under a key.
+
+    Attributes:
+        key: Whole, prefix included.
+        anew: What it held before is void.
+        items: May be none: the list is only read.
+        most: Items kept, the last ones.
+        ttl_s: Seconds after which a list that nobody extended is gone.
+    """
+
+    key: str
+    anew: bool
+    items: Sequence[bytes]
+    most: int
+    ttl_s: int
+
+
 class RedisLink:
     """Connections to one shared store. See `shared.Link` for what its users rely on."""
 
@@ -426,6 +445,29 @@ class RedisLink:
             sums.append(tuple([int(next(answers)) for _ in one.amounts]))
             next(answers)
         return sums
+
+    async def extend(self, listings: Sequence[Listing]) -> list[list[bytes]]:
+        """The lists after each was extended, in one exchange with the store.
+
+        Raises:
+            Any of `FAULTS`: They may have been extended or not.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for one in listings:
+            if one.anew:
+                pipeline.delete(one.key)
+            if one.items:
+                pipeline.rpush(one.key, *one.items)
+                pipeline.ltrim(one.key, -one.most, -1)
+                pipeline.expire(one.key, one.ttl_s)
+            pipeline.lrange(one.key, 0, -1)
+        answers = iter(await pipeline.execute())
+        found = []
+        for one in listings:
+            for _ in range(one.anew + 3 * bool(one.items)):
+                next(answers)
+            found.append(list(next(answers)))
+        return found
 
     async def close(self) -> None:
         """No connection is left."""

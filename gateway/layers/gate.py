@@ -85,6 +85,8 @@ class Gate:
             reply = await guards.ledger.known(call, tool, effect)
             if reply is not None:
                 return reply
+        if guards.repeats.fleet is not None:
+            await guards.repeats.hear(call, tool)
         made = guards.repeats.look(call, tool)
         if rule is not None:
             await self._ruled(call, tool, rule)

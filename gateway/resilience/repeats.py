@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.resilience.loops import Rule, Verdict, harder, repeated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gateway.resilience.loops import LoopRules
     from gateway.units import Micros
 
@@ -47,23 +49,53 @@ class Print:
     changes: bool
 
 
+class Event(NamedTuple):
+    """A call that was made, or with a `result` its result that came."""
+
+    at: Micros
+    print: Print
+    result: int | None = None
+
+
 class Tally:
     """What one agent called lately. As `memory.Memory` wants it.
 
     Attributes:
         session: Hash of the agent's name, for resets.
+        name: What the gateways of a fleet call it; 0 where nobody shares it.
         touched: Instant of its last call.
+        turn: Rises whenever it begins anew.
+        heard_at: Instant at which it last heard of the fleet.
     """
 
-    __slots__ = ("_calls", "_has_read", "_results", "session", "touched")
+    __slots__ = (
+        "_calls", "_has_read", "_results", "heard_at", "name", "session", "touched", "turn",
+    )  # fmt: skip
 
-    def __init__(self, *, session: int = 0) -> None:
+    def __init__(self, *, session: int = 0, name: int = 0) -> None:
         self.session = session
+        self.name = name
         self.touched: Micros = 0
+        self.heard_at: Micros = 0
+        self.turn = -1
         self.clear()
 
     def clear(self) -> None:
         """Nothing was repeated so far."""
+        self.turn += 1
+        self._forget()
+
+    def retold(self, events: Iterable[Event], rules: LoopRules, now: Micros) -> None:
+        """All that happened, here and elsewhere, was this; known at `now`."""
+        self._forget()
+        self.heard_at = now
+        for at, call, result in events:
+            if result is None:
+                self.made(call, rules, at)
+            else:
+                self.returned(call, result, at)
+
+    def _forget(self) -> None:
         self._calls: OrderedDict[int, _Times] = OrderedDict()
         self._results: OrderedDict[int, _Same] = OrderedDict()
         self._has_read = False

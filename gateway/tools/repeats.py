@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from gateway.bodies import canonical
 from gateway.call import VerdictNote
 from gateway.errors import LoopDetected
-from gateway.resilience.loops import Rule, Verdict, harder
+from gateway.resilience.loops import LoopRules, Rule, Verdict, harder
 from gateway.resilience.memory import Memory
-from gateway.resilience.repeats import Exchanges, Print, Tally
+from gateway.resilience.repeats import Event, Exchanges, Print, Tally
 from gateway.units import MICRO, Mode
 from gateway.wire import turns
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gateway.call import Call, ToolCall
-    from gateway.resilience.loops import LoopRules
+    from gateway.tool_calls import ToolCalls
     from gateway.units import Micros
 
 MOST_AGENTS = 20_000
@@ -43,6 +43,7 @@ class Made:
 
     tally: Tally
     print: Print
+    rules: LoopRules
 
 
 class Repeats:
@@ -50,14 +51,17 @@ class Repeats:
 
     Attributes:
         on_loop: Called with rule and stage (refused, warned, shadowed), for metrics.
+        fleet: Where the other gateways' calls are known; None: this process is alone.
     """
 
-    __slots__ = ("_agents", "_tenants", "on_loop")
+    __slots__ = ("_agents", "_rules", "_tenants", "fleet", "on_loop")
 
     def __init__(self, *, on_loop: Callable[[str, str], None] | None = None) -> None:
         self._agents: Memory[Tally] = Memory(MOST_AGENTS)
         self._tenants: Memory[Exchanges] = Memory(MOST_TENANTS)
+        self._rules = LoopRules()
         self.on_loop = on_loop
+        self.fleet: ToolCalls | None = None
 
     def __len__(self) -> int:
         """Agents remembered."""
@@ -67,7 +71,13 @@ class Repeats:
         """The operator's word: agents of a session or name ("" means all) begin anew; how many."""
         if not session:
             self._tenants.reset()
-        return self._agents.reset(hash(session) if session else None)
+        chosen = hash(session) if session else None
+        count = self._agents.reset(chosen)
+        if self.fleet is not None:
+            for tally in self._agents:
+                if chosen is None or tally.session == chosen:
+                    self.fleet.clear(tally, self._rules)
+        return count
 
     def spoken(self, call: Call) -> None:
         """A person spoke to this agent on the model plane: it begins anew.
@@ -82,6 +92,15 @@ class Repeats:
             tally = self._agents.get(hash((principal.id, session)), call.received)
             if tally is not None:
                 tally.clear()
+                if self.fleet is not None:
+                    self.fleet.clear(tally, call.snapshot.loops)
+
+    async def hear(self, call: Call, tool: ToolCall) -> None:
+        """What other gateways saw of this agent is known, as of a second ago at most."""
+        rules = call.snapshot.loops
+        if self.fleet is None or rules.mode is Mode.OFF or self._exempt(tool, rules):
+            return
+        await self.fleet.refresh(self._tally(call, tool), rules, call.received)
 
     def look(self, call: Call, tool: ToolCall) -> Made | None:
         """The call is counted; None where the rules do not look at it.
@@ -95,12 +114,7 @@ class Repeats:
         principal = call.principal
         assert principal is not None  # noqa: S101 - identify ran
         now = call.received
-        session = principal.session or tool.session or call.session
-        key = hash((principal.id, session))
-        tally = self._agents.get(key, now)
-        if tally is None:
-            tally = Tally(session=hash(session or principal.agent))
-        self._agents.put(key, tally, now)
+        tally = self._tally(call, tool)
         tenant = hash(principal.tenant)
         others = self._tenants.get(tenant, now) or Exchanges()
         self._tenants.put(tenant, others, now)
@@ -114,12 +128,30 @@ class Repeats:
         if verdict is not None:
             self._act(call, tool, rules, verdict)
         tally.made(printed, rules, now)
-        return Made(tally, printed)
+        if self.fleet is not None:
+            self.fleet.note(tally, Event(now, printed), rules)
+        return Made(tally, printed, rules)
+
+    def _tally(self, call: Call, tool: ToolCall) -> Tally:
+        """Of the agent, in its session."""
+        principal = call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        session = principal.session or tool.session or call.session
+        key = hash((principal.id, session))
+        tally = self._agents.get(key, call.received)
+        if tally is None:
+            name = turns.hash64(f"{principal.id}\0{session}") if self.fleet is not None else 0
+            tally = Tally(session=hash(session or principal.agent), name=name)
+        self._agents.put(key, tally, call.received)
+        return tally
 
     def returned(self, made: Made, result: Mapping[str, Any], now: Micros) -> None:
         """The result of a counted call has come."""
         text = turns.result_text(result.get("structuredContent") or result.get("content"))
-        made.tally.returned(made.print, turns.hash64(text), now)
+        digest = turns.hash64(text)
+        made.tally.returned(made.print, digest, now)
+        if self.fleet is not None:
+            self.fleet.note(made.tally, Event(now, made.print, digest), made.rules)
 
     @staticmethod
     def _exempt(tool: ToolCall, rules: LoopRules) -> bool:

@@ -13,16 +13,18 @@ import pytest
 from gateway.admission.remote import FailMode
 from gateway.clock import LoopClock
 from gateway.errors import StoreUnavailable
+from gateway.gathering import MOST_PENDING
 from gateway.layers.trip import Breakers
-from gateway.loop_books import MOST_PENDING
 from gateway.resilience.breaker import BreakerRules, State
-from gateway.resilience.loops import Spending
+from gateway.resilience.loops import LoopRules, Spending
+from gateway.resilience.repeats import Event, Print, Tally
 from gateway.sharing import Sharing
 from tests.integration.fleet import servers
 
 pytestmark = pytest.mark.integration
 
 RULES = BreakerRules()
+LOOPS = LoopRules()
 SECOND = 1_000_000
 
 
@@ -201,6 +203,62 @@ def test_what_a_task_uses_is_added_up_and_begins_anew_everywhere(valkey, prefix)
             await two.sharing.books.refresh((there,), two.clock.now() + 2 * SECOND)
             assert there.tokens == 3
             assert (here.tokens, here.money) == (3, 1)
+
+    asyncio.run(run())
+
+
+READ = Print(exact=1, masked=2, changes=False)
+WRITE = Print(exact=3, masked=4, changes=True)
+
+
+async def calls(one, tally: Tally, made: Print, result: int | None = None):
+    """A tool call at that gateway; what the rules say of it first."""
+    now = one.clock.now()
+    await one.sharing.called.refresh(tally, LOOPS, now + 2 * SECOND)
+    verdict = tally.judge(made, LOOPS, now)
+    tally.made(made, LOOPS, now)
+    one.sharing.called.note(tally, Event(now, made), LOOPS)
+    if result is not None:
+        tally.returned(made, result, now + 1)
+        one.sharing.called.note(tally, Event(now + 1, made, result), LOOPS)
+    await asyncio.sleep(0.3)  # within a second the others know
+    return None if verdict is None else (verdict.rule.value, verdict.refuse, verdict.count)
+
+
+def test_tool_calls_by_way_of_two_gateways_are_repeated_as_if_it_were_one(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            here, there = (Tally(name=91) for _ in range(2))
+            assert await calls(one, here, READ) is None
+            assert await calls(two, there, READ) is None
+            assert await calls(one, here, READ) == ("same_call", False, 3)
+            assert await calls(two, there, READ) == ("same_call", True, 4)
+            assert await calls(one, here, WRITE) is None
+            assert await calls(two, there, READ) is None, "something changed in between"
+
+            here.clear()
+            one.sharing.called.clear(here, LOOPS)
+            await asyncio.sleep(0.3)
+            assert await calls(one, here, WRITE) is None
+            assert await calls(two, there, WRITE) is None, "began anew, at both"
+
+    asyncio.run(run())
+
+
+def test_results_that_come_elsewhere_count_as_well(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            here, there = (Tally(name=92) for _ in range(2))
+            for page, (each, tally) in enumerate(((one, here), (two, there)) * 2):
+                made = Print(exact=100 + page, masked=7, changes=False)
+                said = await calls(each, tally, made, result=5)
+            assert said == ("same_masked", True, 4)
 
     asyncio.run(run())
 
