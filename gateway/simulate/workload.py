@@ -34,6 +34,11 @@ LEAST_PAUSE: Micros = 20_000
 LEAST_CYCLE = 0.05
 """Seconds: the shortest mean pause, however great the demand."""
 
+NEVER = 3e9
+"""Seconds: the pause of agents that ask for nothing."""
+
+HALVINGS = 60
+
 PATIENCE: Micros = 540 * MICRO
 """How long a client waits for its answer to begin, kept alive (`protocols.md` §3)."""
 
@@ -136,7 +141,7 @@ def draw_length(rng: Random, lengths: Lengths) -> Tokens:
 class Agent(Source):
     """One closed loop."""
 
-    __slots__ = ("_outputs", "_pace", "_rng", "group")
+    __slots__ = ("_kind", "_outputs", "_pace", "_rng", "group")
 
     def __init__(
         self, group: Population, index: int, *, seed: int, gateway: int, wish: int, pace: Pace
@@ -147,7 +152,8 @@ class Agent(Source):
         self.group = group
         self._pace = pace
         self._rng = stream(seed, "agent", group.name, index)
-        self._outputs = group.outputs[self._rng.randrange(len(group.outputs))]
+        self._kind = self._rng.randrange(len(group.outputs))
+        self._outputs = group.outputs[self._kind]
 
     def first(self) -> Micros:
         """How long after the beginning it asks for the first time."""
@@ -155,7 +161,7 @@ class Agent(Source):
 
     def pause(self, now: Micros) -> Micros:
         """From an answer to the next call."""
-        mean = self._pace.mean(now)
+        mean = self._pace.mean(now, self._kind)
         return max(LEAST_PAUSE, int(self._rng.expovariate(1.0) * mean * MICRO))
 
     def ask(self, number: int, now: Micros) -> Op:
@@ -198,25 +204,49 @@ class Pace:
         """
         self.upstream = upstream
         rng = stream(seed, "pace", group.name)
-        outputs = [draw_length(rng, group.outputs[i % len(group.outputs)]) for i in range(SAMPLED)]
-        busy = (upstream.first_token + upstream.network + upstream.jitter) / MICRO
-        busy += sum(outputs) / len(outputs) / upstream.rate
+        kinds = len(group.outputs)
+        drawn = [draw_length(rng, group.outputs[i % kinds]) for i in range(SAMPLED)]
+        way = (upstream.first_token + upstream.network + upstream.jitter) / MICRO
+        stretch = sum(SPREAD) / 2 / upstream.rate
+        busy = [
+            way + stretch * sum(lengths) / len(lengths)
+            for lengths in (drawn[kind::kinds] for kind in range(kinds))
+        ]
         per_second = limit / (MINUTE / MICRO) / cost
         self._at = [at for at, _ in group.load]
         self._means = [
-            max(LEAST_CYCLE, group.agents * WHOLE / (share * per_second) - busy) if share else 3e9
-            for _, share in group.load
+            pauses(busy, rate=share * per_second / WHOLE / group.agents) for _, share in group.load
         ]
 
-    def mean(self, now: Micros) -> float:
-        """The mean pause in seconds."""
-        return self._means[max(0, bisect_right(self._at, now) - 1)]
+    def mean(self, now: Micros, kind: int) -> float:
+        """The mean pause in seconds of agents of that kind of output."""
+        return self._means[max(0, bisect_right(self._at, now) - 1)][kind]
 
     def takes(self, output: Tokens, rng: Random) -> Micros:
         """How long an answer of that length takes, from arrival to end."""
         upstream = self.upstream
         stretched = output / upstream.rate * (SPREAD[0] + (SPREAD[1] - SPREAD[0]) * rng.random())
         return upstream.first_token + int(stretched * MICRO)
+
+
+def pauses(busy: Sequence[float], *, rate: float) -> list[float]:
+    """Mean pauses by kind of agent, so that the mean agent calls at that rate.
+
+    Agents that wait long for their answers cannot call as often as others; those who can make up
+    for them, all in one and the same cycle. `LEAST_CYCLE` where even that is too slow.
+
+    Args:
+        busy: Seconds that an answer takes, by kind.
+        rate: Calls per second and agent.
+    """
+    if rate <= 0:
+        return [NEVER] * len(busy)
+    low, high = 0.0, 1 / rate + max(busy)
+    for _ in range(HALVINGS):
+        cycle = (low + high) / 2
+        called = sum(1 / max(cycle, took + LEAST_CYCLE) for took in busy) / len(busy)
+        low, high = (cycle, high) if called > rate else (low, cycle)
+    return [max(LEAST_CYCLE, high - took) for took in busy]
 
 
 def mean_cost(group: Population, seed: int, *, by_cap: bool, requests: bool) -> float:
