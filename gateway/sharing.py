@@ -44,6 +44,8 @@ KEPT_S = {"breaker": 3_600, "revoked": 365 * 86_400}
 """How long news is kept for those who were away. A revocation ends with an edited policy, not with
 time; a year is for those who forget to edit it."""
 
+TELLING_S = 1.0
+"""How long a client that ends its session waits for the fleet to be told."""
 MOST_REVOKED = 100_000
 MOST_SHOWN = 100
 TOLD = frozenset({State.CLOSED, State.OPEN, State.SHUT})
@@ -223,17 +225,27 @@ class Sharing:
         """The operator let a session begin anew, here and in the whole fleet."""
         self._tell("loops", session, {"at": self._wall()}, keep=False)
 
-    def session_deleted(self, session: str) -> None:
-        """A client ended its tool session here, so nobody in the fleet honors it."""
-        self._tell("session", session, {"at": self._wall()}, keep=False)
+    async def session_deleted(self, session: str) -> None:
+        """A client ended its tool session here, so nobody in the fleet honors it.
+
+        Returns once that is told, if it can be told soon: the client's next request may go to
+        another gateway, and should not overtake the news.
+        """
+        if self._tasks is None:
+            return
+        raw = self._news("session", session, {"at": self._wall()})
+        told = self._tasks.create_task(self._send("session", session, raw, keep=False))
+        await asyncio.wait({told}, timeout=TELLING_S)
 
     def session_used(self, session: str) -> None:
         """A tool session is served here: nobody ends it for being idle elsewhere."""
         self._tell("session_used", session, {"at": self._wall()}, keep=False)
 
     def _tell(self, kind: str, name: str, item: dict[str, Any], *, keep: bool = True) -> None:
-        raw = orjson.dumps({"kind": kind, "name": name, "by": self.store.gateway, **item})
-        self._spawn(self._send(kind, name, raw, keep=keep))
+        self._spawn(self._send(kind, name, self._news(kind, name, item), keep=keep))
+
+    def _news(self, kind: str, name: str, item: dict[str, Any]) -> bytes:
+        return orjson.dumps({"kind": kind, "name": name, "by": self.store.gateway, **item})
 
     async def _send(self, kind: str, name: str, raw: bytes, *, keep: bool) -> None:
         try:

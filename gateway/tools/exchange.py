@@ -33,6 +33,7 @@ from gateway.tools.lines import (
 )
 from gateway.tools.passage import Passage, Stream, passes, stream_reply, whole_reply
 from gateway.tools.remote import Ask, read_body, routing
+from gateway.tools.sessions import no_such_session
 from gateway.units import MICRO
 from gateway.upstream import TransportFault
 from gateway.wire import headers as wire_headers
@@ -131,6 +132,7 @@ class Exchanges:
         Raises:
             UpstreamFault: The server gave no answer that can be passed on.
             CallerFault: The caller took it back.
+            NoSuchRoute: Its session was ended meanwhile, here or elsewhere in a fleet.
         """
         session = cast("Session | None", tool.conversation)
         if session is None:
@@ -148,6 +150,8 @@ class Exchanges:
                 raise
             if interrupt.task is not None and interrupt.task.uncancel():
                 raise
+            if session.ended:
+                raise no_such_session() from None
             raise CallerFault("The caller took this request back.", code="cancelled") from None
         reply.on_close(lambda _end: session.in_flight.pop(ident, None) and None)
         return reply

@@ -96,7 +96,7 @@ class Plane:
         return await self._streams.standing(call, server, session)
 
     async def _close(self, server: Server | None, session: Session) -> None:
-        self.sessions.delete(session)
+        await self.sessions.delete(session)
         if server is not None and session.exclusive and session.theirs:
             await self._lines.end(server, session_headers(session.theirs, session.version))
 

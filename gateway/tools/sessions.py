@@ -19,7 +19,7 @@ from __future__ import annotations
 import base64
 import hmac
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,7 @@ class Session:
             process that did not see it.
         again: What begins it anew at its server, while somebody does.
         in_flight: Ids of requests under way, with what cancels each.
+        ended: Nobody honors its id any more.
         streams: Standing streams that are open.
         used: Instant of its last use, here or elsewhere in a fleet as far as it was told.
         told: When the fleet was last told of a use here.
@@ -82,6 +83,7 @@ class Session:
     initialize: Any = field(default_factory=dict)
     again: Any = None
     in_flight: dict[bytes, Callable[[], None]] = field(default_factory=dict)
+    ended: bool = False
     streams: int = 0
     used: Micros = 0
     told: Micros = 0
@@ -100,7 +102,8 @@ class Sessions:
         now, wall: Of the clock.
 
     Attributes:
-        on_deleted: Called with the id of a session that its client ended, for the rest of a fleet.
+        on_deleted: Awaited with the id of a session that its client ended: the rest of a fleet is
+            told.
         on_used: Called with the id of a session that is used here, every `TELL` at most, for the
             rest of a fleet; None: this process is alone.
         hears: Whether the others of a fleet can be heard now.
@@ -113,7 +116,7 @@ class Sessions:
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._serial = 0
-        self.on_deleted: Callable[[str], None] | None = None
+        self.on_deleted: Callable[[str], Awaitable[None]] | None = None
         self.on_used: Callable[[str], None] | None = None
         self.hears: Callable[[], bool] = lambda: True
         self._missed: Micros | None = None
@@ -163,9 +166,7 @@ class Sessions:
         if session is None and text not in self._closed:
             session = self._foreign(text)
         if session is None or session.server != server or session.tag != _tag(principal):
-            raise NoSuchRoute(
-                "There is no such session any more; initialize a new one.", code="no_such_session"
-            )
+            raise no_such_session()
         self._remember(session)
         return session
 
@@ -242,11 +243,11 @@ class Sessions:
         """What others told just now may not have been heard."""
         self._missed = self._now()
 
-    def delete(self, session: Session) -> None:
+    async def delete(self, session: Session) -> None:
         """Its client ended it: closed here, and told to whoever else may serve it."""
         self.close(session)
         if self.on_deleted is not None:
-            self.on_deleted(session.id)
+            await self.on_deleted(session.id)
 
     def deleted_elsewhere(self, text: str) -> None:
         """Another process of the fleet was told to end it."""
@@ -258,6 +259,7 @@ class Sessions:
 
     def close(self, session: Session) -> None:
         """The id is honored no more; whatever it had under way is cancelled."""
+        session.ended = True
         self._known.pop(session.id, None)
         self._honor_no_more(session.id)
         for cancel in list(session.in_flight.values()):
@@ -298,6 +300,13 @@ class Sessions:
             else:
                 del self._known[session.id]
         return found
+
+
+def no_such_session() -> NoSuchRoute:
+    """What a client of the session era takes as the word to begin anew."""
+    return NoSuchRoute(
+        "There is no such session any more; initialize a new one.", code="no_such_session"
+    )
 
 
 def _tag(principal: Principal) -> str:

@@ -298,7 +298,7 @@ def test_an_edited_policy_makes_the_others_look_at_once(valkey, prefix):
             one.sharing.loops_reset("session-7")
             assert await soon(lambda: two.loops == ["session-7"]) < 1
             assert one.loops == []
-            one.sharing.session_deleted("signed-id")
+            await one.sharing.session_deleted("signed-id")
             assert await soon(lambda: two.sessions == ["signed-id"]) < 1
             assert one.sessions == []
             one.sharing.session_used("signed-id")

@@ -516,6 +516,41 @@ def test_nothing_is_ended_while_the_others_cannot_be_heard():
     assert (deaf, back, later) == (0, 0, 1)
 
 
+@pytest.mark.parametrize("head", [False, True])
+def test_what_was_under_way_when_the_session_was_ended_elsewhere_is_told_so(head):
+    async def play(ground, client):
+        await client.begin()
+        answer = {"steps": [50.0]} if head else {"body": {}, "wait": 50.0}
+        server.answer = lambda _message, _out: Said(**answer)
+        one = asyncio.ensure_future(client.call("echo"))
+        await asyncio.sleep(1)
+        ground.world.tools.sessions.deleted_elsewhere(client.session)
+        return await one
+
+    server = OldServer()
+    one, ground, _ = played(play, old=server)
+    if head:
+        assert not one.complete  # it had begun to stream
+    else:
+        assert (one.status, one.json["error"]["code"]) == (404, -31404)
+    assert ground.world.tools.sessions.idle() == []
+
+
+def test_the_fleet_is_told_before_a_client_hears_that_its_session_has_ended():
+    async def play(here, there, client, _fleet):
+        async def tell(text):
+            await asyncio.sleep(0.2)
+            there.world.tools.sessions.deleted_elsewhere(text)
+
+        here.world.tools.sessions.on_deleted = tell
+        gone = await here.post(b"", client.headers(), method="DELETE")
+        client.ground = there
+        return gone.status, (await client.call("echo")).status
+
+    (gone, after), _ = in_fleet(play)
+    assert (gone, after) == (200, 404)
+
+
 def test_frequent_use_is_told_seldom():
     async def play(_here, _there, client, fleet):
         for _ in range(100):
