@@ -239,6 +239,7 @@ class RedisLink:
             return
         self._backlog.append((raw, heard))
         if not self._opening:
+            self._opening = True
             self._do(self._open(), told)
 
     def give_up(self, error: Exception) -> None:
@@ -256,7 +257,9 @@ class RedisLink:
         Raises:
             Any of `FAULTS`: It may have run or not.
         """
-        if self._pool is not None and (self._pipe is None or not self._pipe.open):
+        gone = self._pipe is None or not self._pipe.open
+        if self._pool is not None and gone and not self._opening:
+            self._opening = True
             await self._open()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -289,6 +292,7 @@ class RedisLink:
             self._spawn(work)
             return
         work.close()
+        self._opening = False
         self._backlog.clear()
         asyncio.get_running_loop().call_soon(told, ConnectionError(CLOSED))
 
@@ -303,7 +307,6 @@ class RedisLink:
     async def _open(self) -> None:
         """A connection for batches stands, and what waited for it has left; or has failed."""
         assert self._pool is not None  # noqa: S101 - the caller looked
-        self._opening = True
         failure: Exception = ConnectionError(CLOSED)
         pipe: Pipe | None = None
         try:

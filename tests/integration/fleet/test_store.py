@@ -81,6 +81,18 @@ def test_what_arrives_together_leaves_together(server, prefix):
     asyncio.run(run())
 
 
+def test_pools_that_begin_together_share_one_connection(prefix):
+    async def run():
+        with servers.running("valkey") as server, server.client() as client:
+            async with desk.shared(server.url, prefix=prefix) as store:
+                waits = [store.acquire(spec_of(f"pool:{n}"), ask_of(f"r{n}")) for n in range(20)]
+                await asyncio.gather(*waits)
+                ours = [one["cmd"] for one in client.client_list() if one["name"] == "tidegate"]
+                assert sorted(ours) == ["fcall", "subscribe"]
+
+    asyncio.run(run())
+
+
 def test_a_lost_function_is_loaded_again(server, prefix):
     async def run():
         async with desk.shared(server.url, prefix=prefix) as store:

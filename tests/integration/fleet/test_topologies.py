@@ -1,13 +1,16 @@
-"""Cluster and Sentinel, with real processes on loopback."""
+"""Cluster, Sentinel, TLS and a primary that steps down, with real processes on loopback."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import subprocess
 import time
 
 import pytest
 import redis
+import uvloop
 
 from gateway.admission.core import Admit, Outcome
 from tests.integration.fleet import desk, servers
@@ -108,3 +111,61 @@ def test_after_a_failover_the_new_primary_goes_on(sentinel, prefix):
                 assert client.exists(f"{prefix}adm:{{pool:p}}:st")
 
     asyncio.run(run())
+
+
+def asked_over(client) -> set[str]:
+    """Connections whose last command was a batch."""
+    return {one["id"] for one in client.client_list() if one["cmd"] == "fcall"}
+
+
+def test_a_primary_that_steps_down_is_left_for_a_new_connection(prefix):
+    """Behind the same name may stand another server by now."""
+
+    async def run():
+        with servers.running("valkey") as server, server.client() as client:
+            async with desk.shared(server.url, prefix=prefix) as store:
+                assert isinstance(await verdict(store, spec_of(), ask_of("a")), Admit)
+                before = asked_over(client)
+                client.replicaof("127.0.0.1", "1")
+                waiting = store.acquire(spec_of(), ask_of("b"))
+                async with asyncio.timeout(5):
+                    while asked_over(client) & before:  # noqa: ASYNC110 - of another process
+                        await asyncio.sleep(0.02)
+                client.replicaof("NO", "ONE")
+                assert isinstance(await asyncio.wait_for(waiting, 10), Admit)
+
+    asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A server behind TLS and a password, and how to reach it."""
+    openssl = shutil.which("openssl")
+    if openssl is None or "redis" not in servers.binaries():
+        pytest.skip("needs openssl and a redis-server with TLS")
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+         "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    port = servers.free_port()
+    options = (
+        "--tls-port", str(port), "--tls-cert-file", str(cert), "--tls-key-file", str(key),
+        "--tls-ca-cert-file", str(cert), "--tls-auth-clients", "no", "--requirepass", "right",
+    )  # fmt: skip
+    with servers.running("redis", *options):
+        yield f"rediss://:right@127.0.0.1:{port}/0?ssl_ca_certs={cert}"
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_batches_go_through_tls(guarded, prefix, loop):
+    async def run():
+        async with desk.shared(guarded, prefix=prefix) as store:
+            waits = [store.acquire(spec_of(f"pool:{n % 9}"), ask_of(f"r{n}")) for n in range(200)]
+            assert all(isinstance(one, Admit) for one in await asyncio.gather(*waits))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
