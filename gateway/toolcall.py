@@ -30,6 +30,11 @@ class Incoming(Protocol):
         ...
 
     @property
+    def version(self) -> str:
+        """The revision that it names."""
+        ...
+
+    @property
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of a tool or prompt."""
         ...

@@ -116,9 +116,12 @@ def loopback(peer: str) -> bool:
     return peer.startswith(("127.", "::ffff:127.")) or peer == "::1"
 
 
+_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
+
+
 def forwarded(headers: HeaderList) -> bool:
     """Whether a proxy passed the request on: then the peer's address is only the proxy's."""
-    return any(name in (b"forwarded", b"x-forwarded-for", b"x-real-ip") for name, _ in headers)
+    return not _FORWARDED.isdisjoint([name for name, _ in headers])
 
 
 # --- principals -------------------------------------------------------------------------------

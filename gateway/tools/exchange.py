@@ -268,7 +268,7 @@ class Exchanges:
         self, call: Call, tool: ToolCall, peer: Peer, body: bytes, trace: HeaderList
     ) -> Way:
         if tool.stateless:
-            version = mcp.header_text(call.headers, mcp.H_VERSION)
+            version = tool.message.version  # equal to the header, or it would not be here
             mirrored = (
                 await self._mirrored(tool, peer)
                 if tool.ours

@@ -223,14 +223,15 @@ class Lines:
         Raises:
             UpstreamFault: It never said anything.
         """
-        if peer.found is not None and self._clock.now() < peer.stays:
-            return peer.found
+        left = peer.stays - self._clock.now()
+        if peer.found is not None and left > 0:
+            return {**peer.found, "ttlMs": left // 1_000}
         try:
             result = (await self._discover(peer.server, ASKING)).result
         except UpstreamFault:
             if peer.found is None:
                 raise
-            return peer.found
+            return {**peer.found, "ttlMs": 0}
         if result is not None:
             self._found(peer, result)
         if peer.found is None:
