@@ -323,8 +323,6 @@ class Changes:
 
     async def _question(self, peer: Peer) -> Ask | None:
         """What opens the server's stream; None where it announces no changes."""
-        if peer.server.command:
-            return None  # what it says comes through its pipe, whoever listens
         if await self._lines.era(peer) is Era.STATELESS:
             said = announced(await self._lines.discover(peer))
             if not said:
@@ -334,6 +332,8 @@ class Changes:
             method = "subscriptions/listen"
             headers = routing(method, mcp.STATELESS_VERSIONS[0], "")
             return Ask(body=request(method, params), headers=headers, first_byte=ASKING)
+        if peer.server.command:
+            return None  # what it says comes through its pipe, whoever listens
         upstream = await self._lines.upstream(peer, OURS)
         if not announced(upstream.result):
             return None
@@ -354,7 +354,8 @@ class Changes:
             for raw in blocks.feed(chunk):
                 if blocks.open:
                     raise UpstreamFault("A message is larger than policy allows.")
-                self.event(server.name, mcp_stream.block(raw).data)
+                if not server.command:  # what comes through a pipe is noticed there
+                    self.event(server.name, mcp_stream.block(raw).data)
 
     def event(self, server: str, data: bytes | None) -> None:
         """The data of one event of a server's standing stream."""

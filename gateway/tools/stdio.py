@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
+SUBSCRIBE = "subscriptions/listen"
 OURS = ("PATH", "HOME", "LANG")
 """Variables of ours that a command gets."""
 MOST_STARTS = 5
@@ -71,11 +72,14 @@ class Waiting:
     Attributes:
         ident: The id under which it was asked, as JSON text.
         token: Its progress token, as JSON text; b"" where it has none.
+        stands: It is a subscription: answered by notifications that name it, for as long as it is
+            wanted.
         messages: What has come for it; None at the end: the process is gone.
     """
 
     ident: bytes
     token: bytes
+    stands: bool = False
     messages: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     answered: bool = False
 
@@ -118,7 +122,8 @@ class Child:
         if isinstance(meta, dict) and "progressToken" in meta:
             token = orjson.dumps(meta["progressToken"])
             raw = with_meta(raw, {"progressToken": b"%d" % number})
-        waiting = self.waiting[number] = Waiting(mcp.id_of(parsed, raw), token)
+        stands = parsed["method"] == SUBSCRIBE
+        waiting = self.waiting[number] = Waiting(mcp.id_of(parsed, raw), token, stands)
         self.write(under_id(raw, b"%d" % number))
         return number, waiting
 
@@ -156,7 +161,7 @@ class Child:
         self.write(orjson.dumps(said))
 
     def _notification(self, parsed: dict[str, Any], raw: bytes) -> None:
-        """For the request whose progress it tells, or for the only one there is."""
+        """For the request whose progress it tells, the subscription it names, or the only one."""
         if self._on_notice is not None:
             self._on_notice(parsed["method"])
         params = parsed.get("params")
@@ -166,10 +171,16 @@ class Child:
             if waiting is not None and waiting.token and waiting.messages.qsize() < MOST_HELD:
                 raw = inside(raw, "params", "progressToken", waiting.token)
                 waiting.messages.put_nowait(raw)
-        elif len(self.waiting) == 1:
-            (waiting,) = self.waiting.values()
-            if waiting.messages.qsize() < MOST_HELD:
-                waiting.messages.put_nowait(raw)
+            return
+        meta = params.get("_meta") if isinstance(params, dict) else None
+        named = meta.get(mcp.META_SUBSCRIPTION) if isinstance(meta, dict) else None
+        if named is not None:
+            one = self.waiting.get(named) if isinstance(named, int) else None
+            chosen = [one] if one is not None and one.stands else []
+        else:
+            chosen = [one for one in self.waiting.values() if not one.stands]
+        if len(chosen) == 1 and chosen[0].messages.qsize() < MOST_HELD:
+            chosen[0].messages.put_nowait(raw)
 
     def drop(self, number: int) -> None:
         """Nobody waits for this answer any more; the child is told."""

@@ -174,9 +174,13 @@ class Streams:
         return self._counted(call, source, session)
 
     async def listen(self, call: Call, message: Message, server: Server | None) -> Reply:
-        """A subscription of the stateless era."""
+        """A subscription of the stateless era; of a command the gateway holds one for all."""
         asked = asked_by(message)
-        if server is not None and await self._lines.era(self._lines.of(server)) is Era.STATELESS:
+        if (
+            server is not None
+            and not server.command
+            and await self._lines.era(self._lines.of(server)) is Era.STATELESS
+        ):
             version = mcp.header_text(call.headers, mcp.H_VERSION)
             ask = Ask(body=message.raw, headers=routing(message.method, version, ""))
             try:

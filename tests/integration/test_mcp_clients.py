@@ -115,13 +115,16 @@ def test_the_federation_serves_what_works_and_names_what_does_not(
     assert list((listed.meta or {})["tidegate/servers"]) == ["away"]
 
 
+@pytest.mark.parametrize("server", ["fixture", "pipes"])
 def test_a_client_of_the_federation_hears_that_tools_changed_in_either_era(
-    stage: Stage, world: ToolWorld
+    stage: Stage, world: ToolWorld, server: str
 ):
+    trigger = f"{server}__test_trigger_tool_change"
+
     async def new():
         async with client(world.url("")) as one, one.listen(tools_list_changed=True) as heard:
             await asyncio.sleep(1)  # the gateway begins to listen once somebody wants to know
-            await one.call_tool("fixture__test_trigger_tool_change", {})
+            await one.call_tool(trigger, {})
             return await asyncio.wait_for(anext(aiter(heard)), 20)
 
     async def old():
@@ -132,7 +135,7 @@ def test_a_client_of_the_federation_hears_that_tools_changed_in_either_era(
 
         async with client(world.url(""), mode="legacy", message_handler=told) as one:
             await asyncio.sleep(2)
-            await one.call_tool("fixture__test_trigger_tool_change", {})
+            await one.call_tool(trigger, {})
             return await asyncio.wait_for(heard.get(), 20)
 
     assert type(stage.run(new())).__name__ == "ToolsListChanged"
