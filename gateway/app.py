@@ -268,6 +268,7 @@ class Gateway:
     async def _drain(self, edge: Edge, machine: Machine, snapshot: Snapshot) -> None:
         self._log.info("stopping", in_flight=edge.in_flight)
         limit = snapshot.edge.drain
+        machine.tools.changes.end()  # what stands would be waited for in vain
         async with asyncio.TaskGroup() as tasks:
             draining = tasks.create_task(edge.drain(limit))
             resuming = tasks.create_task(machine.resuming.drain(limit))

@@ -75,6 +75,10 @@ class Listener(Protocol):
         """A list of this kind has changed; nothing happens where nobody asked for such news."""
         ...
 
+    def end(self) -> None:
+        """The stream ends now, as a stream that was not broken off."""
+        ...
+
 
 def said_of(kind: str, subscription: bytes) -> bytes:
     """The event that tells of a change.
@@ -86,6 +90,16 @@ def said_of(kind: str, subscription: bytes) -> bytes:
     event: dict[str, Any] = {"jsonrpc": "2.0", "method": f"notifications/{kind}/list_changed"}
     if subscription:
         event["params"] = {"_meta": {mcp.META_SUBSCRIPTION: orjson.Fragment(subscription)}}
+    return sse.frame(orjson.dumps(event))
+
+
+def ended(subscription: bytes) -> bytes:
+    """The last event of a subscription that ends well: the result of what asked for it."""
+    result = {
+        "resultType": "complete",
+        "_meta": {mcp.META_SUBSCRIPTION: orjson.Fragment(subscription)},
+    }
+    event = {"jsonrpc": "2.0", "id": orjson.Fragment(subscription), "result": result}
     return sse.frame(orjson.dumps(event))
 
 
@@ -117,7 +131,9 @@ SESSION = Asked()
 class Feed:
     """The source of a stream of the gateway's own: first words, then which lists have changed."""
 
-    __slots__ = ("_asked", "_clock", "_due", "_first", "_said", "_wake", "principal", "server")
+    __slots__ = (
+        "_asked", "_clock", "_due", "_first", "_over", "_said", "_wake", "principal", "server",
+    )  # fmt: skip
 
     def __init__(
         self, principal: Principal, server: str, clock: Clock, asked: Asked = SESSION
@@ -136,6 +152,7 @@ class Feed:
         self._asked = asked
         self._due: dict[str, None] = {}
         self._wake = asyncio.Event()
+        self._over = False
         self._said: AsyncIterator[bytes] | None = None
         self._first = b":\n\n"
         if asked.subscription:
@@ -155,6 +172,11 @@ class Feed:
             self._due[kind] = None
             self._wake.set()
 
+    def end(self) -> None:
+        """See `Listener`."""
+        self._over = True
+        self._wake.set()
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """The first words, then news as it comes, and signs of life between."""
         yield self._first
@@ -166,7 +188,11 @@ class Feed:
                 timer.cancel()
             self._wake.clear()
             due, self._due = self._due, {}
+            if self._over:
+                break
             yield b"".join(said_of(kind, self._asked.subscription) for kind in due) or b":\n\n"
+        if self._asked.subscription:
+            yield ended(self._asked.subscription)
 
     async def pass_to(self, take: Take) -> bool:
         """As `chunks`."""
@@ -255,6 +281,11 @@ class Changes:
         if old is not new and _view(listener, old) != _view(listener, new):
             for kind in KINDS:
                 listener.tell(kind)
+
+    def end(self) -> None:
+        """The process stops: every stream that stands ends, so that its client goes elsewhere."""
+        for listener in (*self._standing, *self._feeds):
+            listener.end()
 
     # --- what is heard ---------------------------------------------------------------------------
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from gateway.call import Reply
 from gateway.errors import MethodNotAllowed, QueueFull
 from gateway.opening import Relayed
-from gateway.tools.changes import SESSION, Asked, Feed, asked_by, said_of
+from gateway.tools.changes import SESSION, Asked, Feed, asked_by, ended, said_of
 from gateway.tools.exchange import EVENT, named_event, refusal_of
 from gateway.tools.lines import session_headers
 from gateway.tools.passage import STREAM_HEAD
 from gateway.tools.remote import Ask, routing
 from gateway.units import MICRO
-from gateway.upstream import pass_on
+from gateway.upstream import TransportFault, pass_on
 from gateway.wire import headers as wire_headers
 from gateway.wire import mcp, mcp_stream
 from gateway.wire.mcp import Era
@@ -59,7 +59,8 @@ class Standing:
     """
 
     __slots__ = (
-        "_asked", "_changes", "_due", "_max", "_relayed", "_said", "_take", "principal", "server",
+        "_asked", "_changes", "_due", "_incoming", "_max", "_over", "_relayed", "_said", "_take",
+        "principal", "server",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +89,8 @@ class Standing:
         self._changes = changes
         self._max = server.max_result
         self._asked = asked
+        self._incoming = incoming
+        self._over = False
         self._due: dict[str, None] = {}
         self._take: Take | None = None
         self._said: AsyncIterator[bytes] | None = None
@@ -102,6 +105,16 @@ class Standing:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The events as they come."""
+        try:
+            async for said in self._events():
+                yield said
+        except TransportFault:
+            if not self._over:
+                raise
+        if self._over and self._asked.subscription:
+            yield ended(self._asked.subscription)
+
+    async def _events(self) -> AsyncIterator[bytes]:
         blocks = Blocks(self._max)
         async for chunk in self._relayed:
             for raw in blocks.feed(chunk):
@@ -137,6 +150,11 @@ class Standing:
             self._take(said_of(kind, self._asked.subscription))
         else:
             self._due[kind] = None
+
+    def end(self) -> None:
+        """See `changes.Listener`."""
+        self._over = True
+        self._incoming.abort("ended")
 
     async def close(self, *, reuse: bool) -> None:
         """The connection is closed."""

@@ -219,3 +219,19 @@ def children(parent: int, word: str) -> list[int]:
         if int(owner) == parent and word.encode() in command and state != b"Z":
             found.append(int(folder.name))
     return found
+
+
+def test_a_stopping_gateway_ends_a_subscription_and_does_not_wait_for_it(stage: Stage):
+    async def main():
+        patient = {"drain": "120s"}  # calls in flight would be waited for so long
+        async with tool_world(edge=patient) as made, client(made.url("")) as one:
+            async with one.listen(tools_list_changed=True) as heard:
+                began = time.monotonic()
+                stopping = asyncio.ensure_future(made.gateway.stop())
+                events = [event async for event in heard]  # one that broke off would raise
+            await stopping
+            return events, time.monotonic() - began
+
+    events, seconds = stage.run(main(), 100)
+    assert events == []
+    assert seconds < 60

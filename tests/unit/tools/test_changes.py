@@ -457,3 +457,38 @@ def test_a_stream_whose_call_was_pinned_to_the_policy_before_hears_of_the_change
 
     found, _ = played(play)
     assert [one["method"] for one in found[1:]] == ["notifications/tools/list_changed"]
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/up", "/mcp/old"])
+def test_a_process_that_stops_ends_subscriptions_with_their_result(path):
+    async def play(ground):
+        one = subscribed(ground, path=path)
+        await asyncio.sleep(1)
+        ground.world.tools.changes.end()
+        return await one.done()
+
+    one, ground = played(play)
+    assert one.complete
+    assert messages(one)[-1] == {
+        "jsonrpc": "2.0", "id": 1,
+        "result": {"resultType": "complete", "_meta": {LISTENS: 1}},
+    }  # fmt: skip
+    assert ground.world.tools.changes.listening == 0
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/old"])
+def test_a_process_that_stops_ends_streams_of_sessions_cleanly(path):
+    old = OldServer()
+    old.streams = [Said(steps=[1e6])]
+
+    async def play(ground):
+        client = OldClient(ground, path=path)
+        await client.begin()
+        one = ground.stage.request("GET", path, client.headers(), b"")
+        await asyncio.sleep(1)
+        ground.world.tools.changes.end()
+        return await one.done()
+
+    one, _ = played(play, old=old)
+    assert one.complete
+    assert messages(one) == []
