@@ -14,6 +14,7 @@ Changes are told by kind, never counted: a client that reads slowly hears each k
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -33,11 +34,11 @@ from gateway.wire.mcp import Era
 from gateway.wire.sse import Blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from gateway.call import Principal
     from gateway.clock import Clock, Timer
-    from gateway.snapshot import Server, Snapshot
+    from gateway.snapshot import AgentRule, Server, Snapshot
     from gateway.tools.lines import Lines, Peer
     from gateway.tools.remote import Sender
     from gateway.units import Micros, Rng
@@ -218,6 +219,7 @@ class Changes:
         self._clock = clock
         self._rng = rng
         self._feeds: dict[Feed, frozenset[str]] = {}
+        self._wanted: Counter[str] = Counter()
         self._standing: set[Listener] = set()
         self._snapshot: Snapshot | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -236,19 +238,26 @@ class Changes:
         """The stream stands: it is told from now on."""
         if self._snapshot is None:
             self._snapshot = snapshot
-        if isinstance(listener, Feed):
-            self._feeds[listener] = _about(listener, self._snapshot)
-            self._attend()
-        else:
+        owner: Principal | None = listener.principal
+        if snapshot is not self._snapshot:
+            # Its call is pinned to a policy that was replaced while it was under way.
+            rights = _rights(self._snapshot)
+            _compare(listener, _View(snapshot, _rights(snapshot)), _View(self._snapshot, rights))
+            owner = _owner(listener, rights)
+        if not isinstance(listener, Feed):
             self._standing.add(listener)
-        # Its call may be pinned to a policy that was replaced while it was under way.
-        self._compare(listener, snapshot, self._snapshot)
+            return
+        self._feeds[listener] = about = _about(listener, owner, self._snapshot)
+        self._wanted.update(about)
+        self._attend(about)
 
     def leave(self, listener: Listener) -> None:
         """The stream has ended."""
         self._standing.discard(listener)
-        if isinstance(listener, Feed) and self._feeds.pop(listener, None) is not None:
-            self._attend()
+        if isinstance(listener, Feed):
+            about = self._feeds.pop(listener, frozenset())
+            self._wanted.subtract(about)
+            self._attend(about)
 
     def changed(self, server: str, kind: str) -> None:
         """A list of that server is another one."""
@@ -267,20 +276,20 @@ class Changes:
     def policy(self, old: Snapshot, new: Snapshot) -> None:
         """Another policy is in force: whoever may see other lists now is told."""
         self._snapshot = new
+        if _facts(old) == _facts(new):
+            return  # as after most edits: nobody's lists are looked at one by one
+        rights = _rights(new)
+        before, after = _View(old, _rights(old)), _View(new, rights)
         for listener in (*self._standing, *self._feeds):
-            self._compare(listener, old, new)
+            _compare(listener, before, after)
+        self._wanted.clear()
         for feed in self._feeds:
-            self._feeds[feed] = _about(feed, new)
+            self._feeds[feed] = about = _about(feed, _owner(feed, rights), new)
+            self._wanted.update(about)
         for name in list(self._tasks):
             if name in new.servers and place(new.servers[name]) != place(old.servers[name]):
                 self._tasks.pop(name).cancel()  # it is heard where it is now
-        self._attend()
-
-    @staticmethod
-    def _compare(listener: Listener, old: Snapshot, new: Snapshot) -> None:
-        if old is not new and _view(listener, old) != _view(listener, new):
-            for kind in KINDS:
-                listener.tell(kind)
+        self._attend({*self._tasks, *self._wanted})
 
     def end(self) -> None:
         """The process stops: every stream that stands ends, so that its client goes elsewhere."""
@@ -289,15 +298,17 @@ class Changes:
 
     # --- what is heard ---------------------------------------------------------------------------
 
-    def _attend(self) -> None:
-        """The servers that some feed is about are listened to, and no others."""
+    def _attend(self, names: Iterable[str]) -> None:
+        """Of these servers those that some feed is about are listened to, and no others."""
         servers = self._snapshot.servers if self._snapshot is not None else {}
-        about = {name for names in self._feeds.values() for name in names if name in servers}
-        for name in list(self._tasks):
-            if name not in about:
-                self._tasks.pop(name).cancel()
-        if self.spawn is not None:
-            for name in sorted(about - self._tasks.keys()):
+        for name in sorted(names):
+            wanted = self._wanted[name] > 0 and name in servers
+            if not wanted:
+                del self._wanted[name]
+                task = self._tasks.pop(name, None)
+                if task is not None:
+                    task.cancel()
+            elif name not in self._tasks and self.spawn is not None:
                 self._tasks[name] = self.spawn(self._listen(name))
 
     async def _listen(self, name: str) -> None:
@@ -404,6 +415,7 @@ class Changes:
         tasks = list(self._tasks.values())
         self._tasks.clear()
         self._feeds.clear()
+        self._wanted.clear()
         for task in tasks:
             task.cancel()
         if tasks:
@@ -426,16 +438,37 @@ def announced(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _owner(listener: Listener, snapshot: Snapshot) -> Principal | None:
-    """The stream's principal with the rights that this policy gives it; None: it has none.
+class _View(NamedTuple):
+    """A policy, with the rights that it gives by the names of their rules."""
+
+    snapshot: Snapshot
+    rights: Mapping[str, AgentRule]
+
+
+def _facts(snapshot: Snapshot) -> object:
+    """Everything that decides who may see which lists."""
+    servers = [
+        (server.agents, server.tenants, _shown(server)) for server in snapshot.servers.values()
+    ]
+    return servers, {rule.because: rule.tools for rule in snapshot.agents.values()}
+
+
+def _shown(server: Server) -> object:
+    """What decides which tools of a server are listed, for whoever may use it."""
+    return server.name, place(server), [(rule.pattern, rule.deny) for rule in server.tools]
+
+
+def _rights(snapshot: Snapshot) -> dict[str, AgentRule]:
+    return {rule.because: rule for rule in snapshot.agents.values()}
+
+
+def _owner(listener: Listener, rights: Mapping[str, AgentRule]) -> Principal | None:
+    """The stream's principal with the rights that a policy gives it; None: it has none.
 
     The credential is not kept: rights are found by the name of their rule.
     """
-    principal = listener.principal
-    for rule in snapshot.agents.values():
-        if rule.because == principal.rule.because:
-            return replace(principal, rule=rule)
-    return None
+    rule = rights.get(listener.principal.rule.because)
+    return replace(listener.principal, rule=rule) if rule is not None else None
 
 
 def _servers(listener: Listener, owner: Principal | None, snapshot: Snapshot) -> list[Server]:
@@ -444,15 +477,20 @@ def _servers(listener: Listener, owner: Principal | None, snapshot: Snapshot) ->
     return [server for server in usable if listener.server in ("", server.name)]
 
 
-def _about(feed: Feed, snapshot: Snapshot) -> frozenset[str]:
-    found = _servers(feed, _owner(feed, snapshot), snapshot)
-    return frozenset(server.name for server in found)
+def _about(feed: Feed, owner: Principal | None, snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(server.name for server in _servers(feed, owner, snapshot))
 
 
-def _view(listener: Listener, snapshot: Snapshot) -> object:
-    """What decides which lists the stream's owner may see: equal where nothing has changed."""
-    owner = _owner(listener, snapshot)
+def _compare(listener: Listener, before: _View, after: _View) -> None:
+    """The stream's owner is told where it may see other lists after than before."""
+    if _seen(listener, before) != _seen(listener, after):
+        for kind in KINDS:
+            listener.tell(kind)
+
+
+def _seen(listener: Listener, view: _View) -> object:
+    """What decides which lists the stream's owner may see."""
+    owner = _owner(listener, view.rights)
     return owner and owner.rule.tools, [
-        (server.name, place(server), [(rule.pattern, rule.deny) for rule in server.tools])
-        for server in _servers(listener, owner, snapshot)
+        _shown(server) for server in _servers(listener, owner, view.snapshot)
     ]

@@ -213,6 +213,24 @@ def test_a_policy_that_changes_what_is_listed_is_told(new):
     assert [one["method"] for one in found[1:]] == ["notifications/tools/list_changed"]
 
 
+def test_a_policy_that_opens_a_server_to_an_agent_makes_it_listened_to():
+    closed = TWO.replace(
+        "    era: session\nagents:", "    era: session\n    agents: [other]\nagents:"
+    )
+
+    async def play(ground):
+        one = subscribed(ground, "tools")
+        await asyncio.sleep(1)
+        before = ground.world.tools.changes.listening
+        swap(ground, TWO)
+        await asyncio.sleep(1)
+        return before, ground.world.tools.changes.listening, await told(one)
+
+    (before, after, found), _ = played(play, closed)
+    assert (before, after) == (1, 2)
+    assert [one["method"] for one in found[1:]] == ["notifications/tools/list_changed"]
+
+
 def test_a_policy_that_changes_nothing_of_it_is_not_told():
     async def play(ground):
         one = subscribed(ground)
