@@ -280,6 +280,9 @@ class Sessions:
         """
         now = self._now()
         until = now - IDLE
+        for session in [one for one in self._known.values() if one.busy]:
+            self._use(session, now)  # the fleet is told of it as of a call
+            self._known.move_to_end(session.id)
         if self.on_used is not None:
             until -= TELL
             if not self.hears():
@@ -290,10 +293,6 @@ class Sessions:
         for session in list(self._known.values()):
             if session.used > until:
                 break
-            if session.busy:
-                self._use(session, now)
-                self._known.move_to_end(session.id)
-                continue
             found.append(session)
             if self.on_used is None:
                 self.close(session)

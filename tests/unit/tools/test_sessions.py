@@ -457,9 +457,9 @@ class Fleet:
         return tell
 
 
-def in_fleet(play):
+def in_fleet(play, old=None):
     async def main():
-        server = OldServer()
+        server = old or OldServer()
         servers = Servers(tools=server)
         async with Ground(AUTO, servers) as here, Ground(AUTO, servers) as there:
             client = OldClient(here)
@@ -483,6 +483,25 @@ def test_a_session_that_another_gateway_serves_is_not_ended_by_one_that_forgot_i
     assert swept == 0
     assert server.known == {"up-1": 12}
     assert told <= 12 + 1
+
+
+def test_an_open_stream_at_one_gateway_keeps_the_session_at_all_of_them():
+    async def play(here, there, client, _fleet):
+        swept = 0
+        server.streams = [Said(steps=[1e6])]
+        one = there.stage.request("GET", "/mcp/up", client.headers(), b"")
+        for _ in range(60):  # an hour of looking, this gateway always first
+            await asyncio.sleep(60)
+            swept += await here.world.tools.plane.sweep()
+            swept += await there.world.tools.plane.sweep()
+        one.leave()
+        await one.done()
+        return swept
+
+    server = OldServer()
+    swept, _ = in_fleet(play, server)
+    assert swept == 0
+    assert server.known
 
 
 def test_a_session_that_nobody_uses_is_ended_at_its_server_in_a_fleet_too():
