@@ -109,9 +109,19 @@ def usage_of(body: Body) -> Usage | None:
             input=tokens(usage.get("input_tokens")),
             output=tokens(usage.get("output_tokens")),
             cache_read=tokens(usage.get("cache_read_input_tokens")),
-            cache_write=tokens(usage.get("cache_creation_input_tokens")),
+            cache_write=_written(usage),
         )
     )
+
+
+def _written(usage: Body) -> int | None:
+    """Tokens written to the cache: the total, else the sum of what each lifetime got."""
+    total = tokens(usage.get("cache_creation_input_tokens"))
+    if total is None and "cache_creation" in usage:
+        lifetimes = asks.mapping(usage["cache_creation"]).values()
+        parts = [count for count in map(tokens, lifetimes) if count is not None]
+        total = sum(parts) if parts else None
+    return total
 
 
 def replaced(earlier: Usage | None, later: Usage) -> Usage:

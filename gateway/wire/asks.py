@@ -21,6 +21,9 @@ Body: TypeAlias = Mapping[str, Any]
 
 CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
+BUDGETS = (("thinking", "budget_tokens"), ("reasoning", "max_tokens"))
+"""Tokens of thinking, which are output too: Anthropic's place and OpenRouter's."""
+
 ABSURD: Tokens = 10_000_000
 """Above it a cap limits nothing that exists and is read as absent."""
 
@@ -94,11 +97,12 @@ def cap(body: Body, *, answers: int = 1) -> Tokens | None:
             value = number(body[key], key)
             if value is not None and largest < value <= ABSURD:
                 largest = value
-    thinking = body.get("thinking")
-    if isinstance(thinking, dict):
-        value = number(thinking.get("budget_tokens"), "thinking.budget_tokens")
-        if value is not None and largest < value <= ABSURD:
-            largest = value
+    for outer, key in BUDGETS:
+        budget = body.get(outer)
+        if isinstance(budget, dict):
+            value = number(budget.get(key), f"{outer}.{key}")
+            if value is not None and largest < value <= ABSURD:
+                largest = value
     return largest * answers if largest else None
 
 

@@ -18,6 +18,9 @@ _SMALL_PREFIX = 1024
 _LARGE_PREFIX = 128 * 1024
 """Base64 characters searched for a JPEG's frame header: cameras put previews before it."""
 
+SHORTEST_LINE = 60
+"""Characters of a line of wrapped base64: 64 (PEM) or 76 (MIME)."""
+
 _MAX_SIDE = 1_000_000
 """Pixels; a header that says more is believed by nobody."""
 
@@ -101,12 +104,21 @@ def file(data: object) -> Part:
 
 
 def opaque(text: str) -> bool:
-    """Whether a long text is a payload: a data URL, or letters and digits without any space."""
+    """Whether a long text is a payload: a data URL, or letters and digits without any space.
+
+    Base64 may be wrapped: then its lines are equally long, which those of no prose are.
+    """
     if len(text) < 512:
         return False
     head = text[:512]
-    if head.startswith("data:"):
+    if head[:5].lower() == "data:":
         return True
+    lines = head.split("\n")
+    if len(lines) > 1:
+        width = len(lines[0])
+        if width < SHORTEST_LINE or any(len(line) != width for line in lines[1:-1]):
+            return False
+        head = head.replace("\n", "").replace("\r", "")
     return head.isascii() and head.translate(_NO_MARKS).isalnum()
 
 
@@ -115,7 +127,7 @@ _NO_MARKS = {ord(mark): None for mark in "+/=-_"}
 
 def _start(text: str) -> int:
     """Where the base64 of a data URL begins; 0 for bare base64."""
-    if not text.startswith("data:"):
+    if text[:5].lower() != "data:":
         return 0
     return text.find(",", 0, 512) + 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gateway.admission.profiles import make_usage
@@ -163,9 +164,11 @@ def _beside(message: Body) -> Iterator[Piece]:
     if message.get("name"):
         yield from content.text(message.get("name"))
         yield content.NAME_OVERHEAD
-    for key in ("refusal", "reasoning_content"):
+    for key in ("refusal", "reasoning_content", "reasoning"):
         if key in message:
             yield from content.text(message[key])
+    if "reasoning_details" in message and not message.get("reasoning"):  # the same text, in blocks
+        yield from content.parts(message["reasoning_details"])
     if "tool_calls" in message:
         for call in _listed(message["tool_calls"]):
             yield from _tool_call(call)
@@ -266,6 +269,8 @@ def usage_of(body: Body) -> Usage | None:
     """Usage of a plain answer or of one chunk; None where it reports none."""
     usage = body.get("usage")
     if not isinstance(usage, dict):
+        usage = _elsewhere(body)
+    if usage is None:
         return None
     cached = written = reasoning = None
     details = usage.get("prompt_tokens_details")
@@ -275,6 +280,8 @@ def usage_of(body: Body) -> Usage | None:
             written = tokens(details["cache_write_tokens"])
     if cached is None and "prompt_cache_hit_tokens" in usage:
         cached = tokens(usage["prompt_cache_hit_tokens"])  # DeepSeek
+    if cached is None and "cached_tokens" in usage:
+        cached = tokens(usage["cached_tokens"])  # Moonshot
     details = usage.get("completion_tokens_details")
     if isinstance(details, dict):
         reasoning = tokens(details.get("reasoning_tokens"))
@@ -287,6 +294,33 @@ def usage_of(body: Body) -> Usage | None:
             reasoning=reasoning,
         )
     )
+
+
+def _elsewhere(body: Body) -> Body | None:
+    """Usage in a choice (Moonshot) or in Groq's own object; None without one."""
+    places = [body["x_groq"]] if "x_groq" in body else []
+    choices = body.get("choices")
+    if isinstance(choices, list):
+        places += choices[-1:]
+    for place in places:
+        usage = asks.mapping(place).get("usage")
+        if isinstance(usage, dict):
+            return usage
+    return None
+
+
+def completing(earlier: Usage | None, later: Usage) -> Usage:
+    """The later usage; a total that it lacks, and what belongs to it, is the earlier one's."""
+    if earlier is None or (later.input is not None and later.output is not None):
+        return later
+    if later.input is None:
+        later = replace(
+            later, input=earlier.input, cache_read=earlier.cache_read,
+            cache_write=earlier.cache_write,
+        )  # fmt: skip
+    if later.output is None:
+        later = replace(later, output=earlier.output, reasoning=earlier.reasoning)
+    return later
 
 
 def fresh(whole: int | None, cached: int | None, written: int | None = None) -> int | None:
@@ -328,7 +362,7 @@ class ChatReader(Reader):
         self.note_identity(body)
         usage = usage_of(body)
         if usage is not None:
-            self.usage = usage
+            self.usage = completing(self.usage, usage)
         for choice in _listed(body.get("choices")):
             reason = asks.mapping(choice).get("finish_reason")
             if reason is not None:

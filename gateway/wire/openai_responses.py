@@ -105,8 +105,9 @@ def _item(item: object) -> Iterator[Piece]:
 
 def usage_of(body: Body) -> Usage | None:
     """Usage of a plain answer, or of the response inside an event; None where it reports none."""
-    response = body.get("response")
-    usage = (response if isinstance(response, dict) else body).get("usage")
+    usage = asks.mapping(body.get("response")).get("usage")
+    if not isinstance(usage, dict):
+        usage = body.get("usage")
     if not isinstance(usage, dict):
         return None
     details = asks.mapping(usage.get("input_tokens_details"))
@@ -151,7 +152,7 @@ class ResponsesReader(Reader):
         if event.name.endswith(b".delta"):
             self.note_text(event.data, self.text_key)
             return self.events == 1
-        if event.name:
+        if event.name not in (b"", b"message"):  # the name that an event without a name has
             return event.name in TERMINAL or event.name == b"error" or self.events == 1
         if b".delta" in event.data:
             self.note_text(event.data, self.text_key)

@@ -254,6 +254,14 @@ class Tap:
         if quiet and len(events) == 1 and self._vain < MOST_VAIN:
             self._learn(chunk, reader.text_bytes - size)
 
+    def finish(self) -> None:
+        """The stream is over: an event that lacks its blank line counts as one.
+
+        Servers leave it out behind their last event, which holds the usage or the end mark.
+        """
+        if self.events.holding:
+            self(b"\n\n")
+
     def _learn(self, chunk: bytes, size: int) -> None:
         """Remember what is around the text of this event, if that is all it holds."""
         reader, key = self.reader, self.reader.text_key

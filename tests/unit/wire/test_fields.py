@@ -40,6 +40,8 @@ def test_the_smallest_request_names_a_model_and_needs_nothing(dialect: Dialect) 
         ({"max_tokens": 1, "max_completion_tokens": 4000}, 4000),
         ({"max_tokens": 1, "max_output_tokens": 4000}, 4000),
         ({"max_tokens": 10, "thinking": {"type": "enabled", "budget_tokens": 4000}}, 4000),
+        ({"max_tokens": 10, "reasoning": {"max_tokens": 4000}}, 4000),
+        ({"max_tokens": 10, "reasoning": {"effort": "high"}}, 10),
         ({"max_tokens": 128_000}, 128_000),
         ({"max_tokens": 100.0}, 100),
         ({"max_tokens": 0}, None),

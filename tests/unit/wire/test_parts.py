@@ -164,6 +164,52 @@ def test_a_base64_block_of_messages_counts_by_its_pixels(nested: bool) -> None:
     assert PNG[:40] not in texts(found)
 
 
+@pytest.mark.parametrize("wrap", [0, 64, 76])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("dialect", "wrapped_in"),
+    [
+        (Dialect.RESPONSES, lambda data: {"input": [
+            {"type": "image_generation_call", "result": data}]}),
+        (Dialect.MESSAGES, lambda data: {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "content": [
+                {"type": "resource", "resource": {"blob": data}}]}]}]}),
+        (Dialect.CHAT, lambda data: {"messages": [{"content": [
+            {"type": "video_url", "video_url": {"url": "DATA:video/mp4;base64," + data}}]}]}),
+        (Dialect.EMBEDDINGS, lambda data: {"input": [{"image": data}]}),
+    ],
+)  # fmt: skip
+def test_a_payload_in_a_block_of_unknown_type_is_no_text(
+    dialect: Dialect, wrapped_in: Any, wrap: int, ending: str
+) -> None:
+    data = "iVBORw0KGgo" * 400
+    if wrap:
+        data = ending.join(data[at : at + wrap] for at in range(0, len(data), wrap))
+    found = parts(dialect, **wrapped_in(data))
+    assert "iVBOR" not in texts(found)
+    assert len(of(PartKind.FILE, found)) == 1
+
+
+@pytest.mark.parametrize(
+    "prose",
+    ["word\n" * 200, "\n".join("x" * (60 + n % 3) for n in range(30)), "ab cd\n" + "e" * 600],
+)
+def test_words_on_lines_of_their_own_are_text(prose: str) -> None:
+    found = parts(Dialect.CHAT, messages=[{"content": [{"type": "new", "note": prose}]}])
+    assert prose in texts(found)
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [{"reasoning": "THOUGHT"}, {"reasoning_content": "THOUGHT"},
+     {"reasoning_details": [{"type": "reasoning.text", "text": "THOUGHT"}]},
+     {"reasoning": "THOUGHT", "reasoning_details": [{"text": "THOUGHT"}]}],
+)  # fmt: skip
+def test_replayed_reasoning_is_counted_once_in_every_spelling(thoughts: dict[str, Any]) -> None:
+    found = parts(Dialect.CHAT, messages=[{"role": "assistant", "content": "x", **thoughts}])
+    assert texts(found).count("THOUGHT") == 1
+
+
 def test_files_and_clips_count_by_their_bytes() -> None:
     found = parts(
         Dialect.CHAT,

@@ -63,6 +63,70 @@ def test_usage_counts_whatever_the_choices_of_its_chunk(carrier: dict[str, Any])
     assert reader.ok
 
 
+@pytest.mark.parametrize(
+    "last",
+    [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": USAGE}]},
+     {**STOP, "x_groq": {"id": "r", "usage": {"queue_time": 0.1, **USAGE}}}],
+)  # fmt: skip
+def test_usage_counts_where_moonshot_and_groq_put_it(last: dict[str, Any]) -> None:
+    assert chat(delta("a"), last, DONE).usage == Usage(input=9, output=4)
+
+
+def test_a_total_that_the_last_usage_lacks_is_the_one_before() -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": 3}}
+    assert chat({"usage": {**USAGE, **details}}, {"usage": {"completion_tokens": 6}}).usage == (
+        Usage(input=6, output=6, cache_read=3)
+    )
+    assert chat({"usage": USAGE}, {"usage": {"prompt_tokens": 7}}).usage == Usage(input=7, output=4)
+    # a whole report replaces a whole one: no part of the earlier stays beside it
+    assert chat({"usage": {**USAGE, **details}}, {"usage": USAGE}).usage == Usage(input=9, output=4)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
+def test_a_last_event_without_its_blank_line_counts_once_the_stream_is_over(end: bytes) -> None:
+    tap = Tap(sse.Events(), openai_chat.ChatReader(), json.loads)
+    tap(sse.frame(compact(STOP)) + b"data: " + compact({"choices": [], "usage": USAGE}) + end)
+    assert tap.reader.usage is None
+    tap.finish()
+    assert tap.reader.usage == Usage(input=9, output=4)
+    seen = tap.reader.events
+    tap.finish()
+    assert tap.reader.events == seen
+
+
+def test_an_event_called_message_is_one_without_a_name() -> None:
+    end = {"type": "response.completed", "response": {"usage": {"input_tokens": 5}}}
+    reader = fold(openai_responses.ResponsesReader(), ("message", OUT), ("message", end))
+    assert reader.ok
+    assert reader.text_bytes == 15
+    assert reader.usage == Usage(input=5)
+
+
+def test_cached_tokens_are_kept_apart_in_every_provider_s_spelling() -> None:
+    for spelling in (
+        {"prompt_tokens_details": {"cached_tokens": 6}},
+        {"prompt_cache_hit_tokens": 6, "prompt_cache_miss_tokens": 3},
+        {"cached_tokens": 6},
+    ):
+        assert chat({"usage": {**USAGE, **spelling}}).usage == (
+            Usage(input=3, output=4, cache_read=6)
+        )
+    lifetimes = {"ephemeral_5m_input_tokens": 20, "ephemeral_1h_input_tokens": 30}
+    for spelling, written in (
+        ({"cache_creation": lifetimes}, 50),
+        ({"cache_creation": lifetimes, "cache_creation_input_tokens": 49}, 49),
+        ({"cache_creation": None}, None),
+        ({"cache_creation": {}}, None),
+    ):
+        usage = anthropic.usage_of({"usage": {"input_tokens": 1, "output_tokens": 2, **spelling}})
+        assert usage == Usage(input=1, output=2, cache_write=written)
+
+
+def test_usage_beside_the_response_counts_too() -> None:
+    end = {"type": "response.completed", "response": {}, "usage": {"input_tokens": 5}}
+    assert responses(end).usage == Usage(input=5)
+
+
 def test_the_last_usage_that_says_anything_wins() -> None:
     reader = chat(
         {"usage": {"prompt_tokens": 1, "completion_tokens": 1}},
