@@ -2,11 +2,11 @@
 
 In: every form the field has seen (`admission.md` §2.2, §12) becomes micros from now; what cannot be
 read counts as absent, because telemetry must never fail a paid answer. Seconds may be decimal;
-`retry-after-ms` beats `retry-after`; a date counts from the response's own Date, in the past as
-zero; of two valid values the larger holds. Resets are Go durations, RFC 3339 dates, seconds, or
-epochs in seconds or milliseconds; what is not positive or further than 25 hours ahead is dropped. A
-reset says when a limit is *full* again, so only those of exhausted dimensions mean a wait, the
-latest of them.
+`retry-after-ms` beats `retry-after`; a date (HTTP's or RFC 3339's) counts from the response's own
+Date, in the past as zero; of two valid values the larger holds. Resets are Go durations, RFC 3339
+dates, seconds, or epochs in seconds or milliseconds; what is not positive or further than 25 hours
+ahead is dropped. A reset says when a limit is *full* again, so only those of exhausted dimensions
+mean a wait, the latest of them.
 
 Out: `Retry-After` is a whole number of seconds from 1 to 60 and `retry-after-ms` the same instant:
 SDKs give up above 60 or 120 seconds or sleep for ever, and an upstream's value is never relayed.
@@ -40,11 +40,14 @@ LONGEST_RETRY: Micros = 60 * MICRO
 MAX_DIMENSIONS = 32
 """Dimensions read of one response; providers name up to six."""
 
+MOST_COUNTED = 1e18
+"""A limit or remainder above it is a broken header."""
+
 LONGEST_INFERRED: Micros = 60 * MICRO
 """A wait inferred from exhausted dimensions, where a 429 names none, is at most this long."""
 
-_NUMBER = re.compile(r"\d{1,18}(?:\.\d*)?|\.\d+", re.ASCII)
-_DURATION = re.compile(r"(?:\d{1,12}(?:\.\d{1,12})?(?:ns|us|µs|μs|ms|h|m|s))+", re.ASCII)
+_NUMBER = re.compile(r"\d{1,40}(?:\.\d*)?|\.\d+", re.ASCII)
+_DURATION = re.compile(r"(?:\d{1,30}(?:\.\d{1,12})?(?:ns|us|µs|μs|ms|h|m|s))+", re.ASCII)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|μs|ms|h|m|s)", re.ASCII)
 _SCALES = {
     "ns": 0.001, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6, "h": 3600e6,
@@ -53,9 +56,10 @@ _DATE_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
 _HTTP_DATE = re.compile(r"(?:[A-Za-z]{3,9},? )?[A-Za-z0-9 \-]{4,12}.*\d\d:\d\d:\d\d.*")
 _HEADER = re.compile(
     r"(?:x-ratelimit-(?P<what>limit|remaining|reset)-(?P<dimension>[a-z-]{1,40})"
-    r"|anthropic-ratelimit-(?P<dimension2>[a-z-]{1,40})-(?P<what2>limit|remaining|reset))"
+    r"|anthropic-ratelimit-(?P<dimension2>[a-z-]{1,40})-(?P<what2>limit|remaining|reset)"
+    r"|(?:x-)?ratelimit-(?P<what3>limit|remaining|reset))"
 )
-_PREFIXES = (b"x-ratelimit-", b"anthropic-ratelimit-")
+_PREFIXES = (b"x-ratelimit-", b"anthropic-ratelimit-", b"ratelimit-")
 _PERIODS = ("minute", "hour", "day")
 _NAMES = {"input-tokens": "input", "output-tokens": "output"}
 
@@ -65,7 +69,8 @@ class DimensionLimit:
     """What an upstream says of one of its limits; None is what it does not say.
 
     Attributes:
-        name: "requests", "tokens", "input", "output", or the header's own word.
+        name: "requests", "tokens", "input", "output", or the header's own word; "" where it has
+            none (OpenRouter, the IETF draft), which no pool of ours is corrected by.
         period: "minute", "hour" or "day" where the header names it, else "".
         limit, remaining: In units of the dimension.
         reset: Micros from now until it is full again.
@@ -144,7 +149,7 @@ def retry_after(headers: HeaderList, *, now: Micros) -> Micros | None:
 
 def _retry_values(value: str, clock: Micros) -> list[Micros]:
     """The waits of one header line: seconds, a date, a duration, or seconds joined by commas."""
-    date = _http_date(value)
+    date = _rfc3339(value) if _DATE_TIME.match(value) else _http_date(value)
     if date is not None:
         return [min(max(0, date - clock), FARTHEST_WAIT)]
     whole = duration(value)
@@ -236,12 +241,13 @@ def limits_in(headers: HeaderList, *, now: Micros) -> UpstreamLimits:
         match = _HEADER.fullmatch(_text(raw_name))
         if match is None:
             continue
-        what = match["what"] or match["what2"]
+        what = match["what"] or match["what2"] or match["what3"]
         value = _text(raw_value)
         amount = reset_in(value, now=now) if what == "reset" else _count(value)
         if amount is None and not (what == "reset" and _is_nothing(value)):
             unread += 1
-        found.setdefault(_dimension(match["dimension"] or match["dimension2"]), {})[what] = amount
+        name = match["dimension"] or match["dimension2"] or ""
+        found.setdefault(_dimension(name), {})[what] = amount
     return UpstreamLimits(
         dimensions=tuple(
             DimensionLimit(
@@ -279,7 +285,7 @@ def _count(value: str) -> int | None:
     if value.isascii() and value.isdecimal() and len(value) <= 18:
         return int(value)
     amount = _number(value)
-    return None if amount is None else int(amount)
+    return int(amount) if amount is not None and amount <= MOST_COUNTED else None
 
 
 def _is_nothing(value: str) -> bool:

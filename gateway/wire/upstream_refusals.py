@@ -35,6 +35,14 @@ MONEY = (
     "billing_hard_limit_reached",
     "billing_not_active",
     "billing_error",
+    "exceeded_current_quota_error",
+    "insufficient_balance",
+    "insufficient_credits",
+    "credits_exhausted",
+    "budget_exceeded",
+    "payment_required",
+    "usage_not_included",
+    "arrearage",
 )
 """Codes of an account without money; they reopen on an operator's or the owner's act alone."""
 
@@ -80,6 +88,7 @@ _QUOTA_CODES = frozenset(
         "rate_limit_exceeded",
         "rate_limit_error",
         "rate_limit_reached",
+        "rate_limit_reached_error",
         "rate_limited",
         "ratelimitreached",
         "too_many_requests",
@@ -170,7 +179,7 @@ def said(body: object) -> Said:
         return Said(message=body[:MAX_WORDS])
     if not isinstance(body, Mapping):
         return Said()
-    error = body.get("error")
+    error = body.get("error") or next(iter(_mappings(body.get("errors"))), None)
     if isinstance(error, str):
         error = {"message": error}
     if not isinstance(error, Mapping):
@@ -179,6 +188,9 @@ def said(body: object) -> Said:
     found += _reasons(error)
     texts = (error.get(key) for key in ("message", "Message", "detail"))
     message = next((text for text in texts if isinstance(text, str)), "")
+    inner = error.get("metadata")
+    if isinstance(inner, Mapping) and isinstance(inner.get("raw"), str):
+        message = f"{message} {inner['raw']}"  # OpenRouter: what the provider behind it said
     words = dict.fromkeys(
         word.rpartition("#")[2][:128].lower()
         for word in found

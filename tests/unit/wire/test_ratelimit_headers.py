@@ -25,7 +25,8 @@ def after(*values: str, ms: str | None = None, date: str | None = None) -> int |
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [("1", 1), ("0.5", 0.5), (".5", 0.5), ("2.", 2), (" 3 ", 3), ("0", 0), ("86400", 86400),
-     ("9999999999", None), ("30s", 30), ("1m30s", 90), ("500ms", 0.5)],
+     ("9999999999", None), ("9" * 19, None), ("9" * 40, None), ("9" * 20 + "s", None),
+     ("30s", 30), ("1m30s", 90), ("500ms", 0.5)],
 )  # fmt: skip
 def test_seconds_of_every_form_are_obeyed(value: str, seconds: float | None) -> None:
     expected = rl.FARTHEST_WAIT if seconds is None else round(seconds * MICRO)
@@ -45,9 +46,9 @@ def test_what_cannot_be_read_counts_as_absent(value: str) -> None:
 @pytest.mark.parametrize(
     "date",
     ["Wed, 01 Jan 2031 00:00:30 GMT", "Wednesday, 01-Jan-31 00:00:30 GMT",
-     "Wed Jan  1 00:00:30 2031"],
+     "Wed Jan  1 00:00:30 2031", "2031-01-01T00:00:30Z", "2031-01-01T02:00:30+02:00"],
 )  # fmt: skip
-def test_all_three_http_dates_count_from_now(date: str) -> None:
+def test_dates_of_every_form_count_from_now(date: str) -> None:
     assert after(date) == 30 * MICRO
 
 
@@ -190,6 +191,18 @@ def test_only_exhausted_dimensions_mean_a_wait_and_the_latest_of_them() -> None:
         x_ratelimit_reset_images="1h",
     )
     assert read.exhausted_for == 5 * MICRO
+
+
+@pytest.mark.parametrize("prefix", ["x_ratelimit", "ratelimit"])
+def test_a_limit_without_a_dimension_means_a_wait_where_it_is_exhausted(prefix: str) -> None:
+    read = limits(**{f"{prefix}_limit": "20", f"{prefix}_remaining": "0", f"{prefix}_reset": "30"})
+    assert read.exhausted_for == 30 * MICRO
+    assert read.of("requests") is None  # nobody's meter is corrected by it
+
+
+def test_a_remainder_beyond_reason_is_not_read() -> None:
+    read = limits(x_ratelimit_remaining_requests="9" * 40)
+    assert (read.unread, read.of("requests")) == (1, rl.DimensionLimit(name="requests"))
 
 
 def test_dimensions_without_end_are_bounded() -> None:

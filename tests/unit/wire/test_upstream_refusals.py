@@ -42,6 +42,12 @@ CREDIT = "Your credit balance is too low to access the Anthropic API."
         (400, {"__type": "ThrottlingException"}, Kind.QUOTA),
         (429, google("RESOURCE_EXHAUSTED", quota="GenerateRequestsPerMinutePerProject",
                      message=GEMINI), Kind.QUOTA),
+        (429, {"errors": [{"code": "insufficient_quota", "message": "x"}]}, Kind.MONEY),
+        (429, {"error": {"code": 429, "message": "Provider returned error", "metadata": {
+            "raw": '{"error":{"code":"insufficient_quota"}}'}}}, Kind.MONEY),
+        (429, {"error": {"code": 429, "message": "Provider returned error", "metadata": {
+            "raw": '{"error":{"code":"rate_limit_exceeded"}}'}}}, Kind.QUOTA),
+        (429, openai("rate_limit_reached_error"), Kind.QUOTA),
         (429, {}, Kind.QUOTA),
         (429, "Too Many Requests", Kind.QUOTA),
         (429, openai(None, "invalid_request_error"), Kind.QUOTA),
