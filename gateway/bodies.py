@@ -46,6 +46,9 @@ MAX_ELEMENTS = 1_000_000
 MAX_REPAIRED = 100_000
 """Elements up to which the slow decoder may repair lone surrogates and NaN (about 30 ms)."""
 
+MAX_ODD = 1024 * 1024
+"""Bytes of an answer up to which the same is done beside a stream."""
+
 _ODD_JSON = re.compile(rb"\\u[dD][89a-fA-F]|NaN|Infinity")
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -357,6 +360,29 @@ def decode_any(body: bytes) -> Any:  # noqa: ANN401 - any JSON value
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         return _repaired(body, error)
+
+
+def read_answer(body: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """The JSON of an answer or of one event of it, as upstreams write it.
+
+    NaN, lone surrogates and bytes that are no UTF-8 (a text cut inside a character) spoil neither
+    the usage nor the end mark beside them.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        if len(body) > MAX_ODD or body.count(b",") > MAX_REPAIRED:
+            raise
+        text = body.decode("utf-8", "replace")
+        if not _ODD_JSON.search(body) and "\ufffd" not in text:
+            raise
+        try:
+            return _clean(json.loads(text, parse_constant=lambda _name: None))
+        except RecursionError as error:
+            raise ValueError("nested too deep") from error
 
 
 def _repaired(body: bytes, first: orjson.JSONDecodeError) -> Any:  # noqa: ANN401 - any JSON value

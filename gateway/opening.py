@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gateway.errors import UpstreamMalformed, UpstreamTimeout, UpstreamUnreachable
+from gateway.inflating import Inflating
 from gateway.wire.sse import Events
 
 if TYPE_CHECKING:
@@ -162,15 +163,28 @@ def decoded(body: bytes) -> object:
     return parsed
 
 
-async def read_opening(first: deque[bytes], rest: AsyncIterator[bytes]) -> object | None:
-    """Read up to the first event: its body if it is an error, else None."""
+async def read_opening(
+    first: deque[bytes], rest: AsyncIterator[bytes], coding: str = ""
+) -> object | None:
+    """Read up to the first event: its body if it is an error, else None.
+
+    A compressed stream is unpacked on the way; one that cannot be read is passed on at once.
+    """
     events = Events()
+    inflating = Inflating(coding) if coding else None
     size = 0
+    if inflating is not None and not inflating.readable:
+        return None
     async for chunk in rest:
         first.append(chunk)
-        for event in events.feed(chunk):
+        plain = chunk
+        if inflating is not None:
+            plain = inflating.feed(chunk)
+            if not inflating.readable:
+                return None
+        for event in events.feed(plain):
             return opening_error(event)
-        size += len(chunk)
+        size += len(plain)
         if size > MAX_OPENING:
             break
     return None

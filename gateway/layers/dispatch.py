@@ -38,6 +38,8 @@ SHORTEST_SECRET = 8
 SPENT = frozenset({Kind.MONEY, Kind.PERIOD})
 COOLED = frozenset({Kind.QUOTA, Kind.RAMP, Kind.AUTH})
 """Refusals that send the credential they met aside for a while."""
+REDIRECTS = 300
+"""From here on a status is no answer to a model call: nothing was served, nothing is charged."""
 MOST_SENT = 256
 """Credentials whose headers are remembered."""
 STREAM_OPTIONS = frozenset({Dialect.CHAT, Dialect.COMPLETIONS})
@@ -303,7 +305,8 @@ class Dispatch:
         rest = incoming.chunks().__aiter__()
         first: deque[bytes] = deque()
         error = None
-        if incoming.status >= 400 or (stream and call.dialect is not Dialect.PASSTHROUGH):
+        governed = call.dialect is not Dialect.PASSTHROUGH
+        if incoming.status >= (REDIRECTS if governed else 400) or (stream and governed):
             error = await self._error(provider, incoming, first, rest)
             now = clock.now()
         call.first_byte = now
@@ -338,12 +341,13 @@ class Dispatch:
         rest: AsyncIterator[bytes],
     ) -> object | None:  # fmt: skip
         """What a refusal or a stream's first event says, read as far as needed; None if well."""
-        bad = incoming.status >= 400
+        bad = incoming.status >= REDIRECTS
         limit = provider.timeouts.idle if bad else provider.timeouts.first_byte
         try:
             with Expiry(self._clock, limit):
                 if not bad:
-                    return await read_opening(first, rest)
+                    coding = wire_headers.coding_of(incoming.headers)
+                    return await read_opening(first, rest, coding)
                 body = await read_error(first, rest)
         except TimeoutError as error:
             if bad:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.bodies import Unpacking
+from gateway.bodies import Unpacking, read_answer
 from gateway.call import COMPLETE, Call, Dialect, End, Estimate, Kind, Reply, Service, Usage
 from gateway.errors import GatewayError, StreamCut, UpstreamTimeout
+from gateway.inflating import Inflating
 from gateway.snapshot import Price
 from gateway.wire import headers as wire_headers
 from gateway.wire import refusals
@@ -82,8 +83,8 @@ class PlainTap:
     def decoded(self, coding: str) -> dict[str, Any] | None:
         """The answer as an object; None where it is none, or too large to have been kept."""
         try:
-            parsed = orjson.loads(unpacked(coding, b"".join(self._kept)))
-        except orjson.JSONDecodeError:
+            parsed = read_answer(unpacked(coding, b"".join(self._kept)))
+        except ValueError:
             return None
         return parsed if isinstance(parsed, dict) else None
 
@@ -103,22 +104,21 @@ def unpacked(coding: str, body: bytes) -> bytes:
 class _Stream:
     """Reads one stream of a governed dialect."""
 
-    __slots__ = ("call", "coding", "plain", "reader", "reply", "settling", "tap")
+    __slots__ = ("call", "inflating", "reader", "reply", "settling", "size", "tap")
 
     def __init__(self, settling: Settling, call: Call, reply: Reply, reader: Reader) -> None:
         self.settling = settling
         self.call = call
         self.reply = reply
         self.reader = reader
-        self.coding = wire_headers.coding_of(reply.headers)
-        self.plain = PlainTap()
-        self.tap: Tap | None = None
-        if self.coding:
-            # Compressed although we asked for identity: bytes pass with their label, and a copy is
-            # read at the end.
-            reply.taps.append(self.plain)
+        self.size = 0  # bytes of a compressed stream
+        self.inflating: Inflating | None = None
+        self.tap: Tap | None = Tap(Events(), reader, read_answer, self._marked)
+        if coding := wire_headers.coding_of(reply.headers):
+            # Compressed although we asked for identity: bytes pass with their label.
+            self.inflating = Inflating(coding)
+            reply.taps.append(self._unpack)
         else:
-            self.tap = Tap(Events(), reader, orjson.loads, self._marked)
             reply.taps.append(self.tap)
             if call.usage_injected:
                 reply.edit = WithoutUsage()  # the chunk that the client did not ask for
@@ -128,19 +128,24 @@ class _Stream:
     def _marked(self) -> None:
         self.reply.terminal = True
 
-    def _catch_up(self) -> None:
-        """A compressed stream is read once, when it is over."""
-        if self.coding and self.plain.size and not self.reader.events:
-            Tap(Events(), self.reader, orjson.loads)(
-                unpacked(self.coding, b"".join(self.plain._kept))  # noqa: SLF001 - same file
-            )
-            self.reply.terminal = self.reader.terminal
+    def _unpack(self, chunk: bytes) -> None:
+        """A tap of a compressed stream."""
+        self.size += len(chunk)
+        assert self.inflating is not None  # noqa: S101 - else this is no tap
+        plain = self.inflating.feed(chunk)
+        if plain and self.tap is not None:
+            self.tap(plain)
+
+    @property
+    def _unreadable(self) -> bool:
+        return self.inflating is not None and not self.inflating.readable
 
     def finishing(self, end: End) -> bytes:
         """A final error event where the stream ended without its mark; b"" where all is well."""
-        self._catch_up()
+        if end is End.COMPLETE and self.tap is not None:
+            self.tap.finish()
         reader = self.reader
-        if reader.terminal or reader.failure is not None or self.coding:
+        if reader.terminal or reader.failure is not None or self._unreadable:
             return b""
         call = self.call
         if end is not End.COMPLETE and call.dialect is not Dialect.RESPONSES:
@@ -160,35 +165,31 @@ class _Stream:
 
     def closed(self, end: End) -> None:
         """Settle: usage, end and, for an error inside the stream, its kind."""
-        self._catch_up()
         reader, call, reply = self.reader, self.call, self.reply
-        if self.tap is not None:
-            reply.taps.remove(self.tap)  # it knows the reply: a cycle would wait for the collector
+        if self.tap is not None:  # it knows the reply: a cycle would wait for the collector
+            reply.taps.remove(self.tap if self.inflating is None else self._unpack)
             self.tap = None
         failure: Failure | None = reader.failure
-        if failure is not None and reply.kind is None:
-            reply.kind = classify(failure.status or 500, said_by(failure))
-            reply.code = failure.code or failure.type
+        if failure is not None:
+            _judge(reply, failure)
         if reader.terminal and failure is None and end is not End.COMPLETE:
             end = End.COMPLETE
         self.settling.answered(call, reader.response_id)
         if reader.malformed and self.settling.on_malformed is not None:
             self.settling.on_malformed(call.dialect.value, reader.malformed)
-        reported = reader.usage
-        if (
-            not reader.terminal
-            and reported is not None
-            and (reported.output or 0) < reader.streamed
-        ):
+        reported, streamed = reader.usage, reader.streamed
+        if self._unreadable:
+            streamed = max(streamed, self.size // BYTES_PER_TOKEN)
+        if not reader.terminal and reported is not None and (reported.output or 0) < streamed:
             reported = Usage(
                 input=reported.input,
-                output=reader.streamed,
+                output=streamed,
                 cache_read=reported.cache_read,
                 cache_write=reported.cache_write,
                 reasoning=reported.reasoning,
                 estimated=True,
             )
-        self.settling.record(call, reported, reader.streamed, end)
+        self.settling.record(call, reported, streamed, end)
 
 
 class Settling:
@@ -251,6 +252,10 @@ class Settling:
                 self.answered(call, body.get("id"))
             if reported is not None and embeds:
                 reported = completed(reported, _NO_OUTPUT, 0, _FREE)
+            failure = codec.error_of(body) if body is not None else None
+            if failure is not None:  # a 200 that says it failed is no success
+                _judge(reply, failure)
+                reported = reported or Usage(input=0, output=0)
             if end is not COMPLETE and body is not None and end is End.CLIENT_GONE:
                 end = End.COMPLETE  # the whole answer had arrived
                 reply.terminal = True
@@ -283,6 +288,13 @@ class Settling:
         call.end = end
         if self.learn is not None and reported is not None and not call.usage.estimated:
             self.learn(call, call.usage)
+
+
+def _judge(reply: Reply, failure: Failure) -> None:
+    """An answer that began well has turned out to be an error: its kind, for the layers outside."""
+    if reply.kind is None:
+        reply.kind = classify(failure.status or 500, said_by(failure))
+        reply.code = failure.code or failure.type
 
 
 def _read_by_model(call: Call) -> Usage:

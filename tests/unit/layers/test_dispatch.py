@@ -146,6 +146,7 @@ def test_a_client_that_says_whether_it_wants_usage_is_obeyed():
         (500, {"error": {"message": "boom"}}, Kind.FAULT),
         (401, {"error": {"code": "invalid_api_key"}}, Kind.AUTH),
         (400, {"error": {"type": "invalid_request_error"}}, Kind.CALLER),
+        (302, {}, Kind.FAULT),  # nothing was served: neither a success nor a charge
     ],
 )
 def test_a_bad_answer_is_named_and_still_there_to_be_relayed(status, body, kind):

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import zlib
+
+import brotli
 import orjson
 import pytest
+import zstandard
 
 from gateway.call import Dialect, End, Estimate, Kind, Usage
 from gateway.layers.settle import MAX_ANSWER, PlainTap, Settling, completed
@@ -25,6 +29,19 @@ def delta(text: str) -> bytes:
 STOP = event({"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
 USAGE = event({"id": "x", "choices": [], "usage": {"prompt_tokens": 40, "completion_tokens": 7}})
 DONE = b"data: [DONE]\n\n"
+
+
+def compressed(coding: str, *pieces: bytes) -> list[bytes]:
+    """Each piece as a server sends it that flushes behind every event."""
+    if coding == "br":
+        brotli_ = brotli.Compressor()
+        return [brotli_.process(piece) + brotli_.flush() for piece in pieces]
+    if coding == "zstd":
+        zstd = zstandard.ZstdCompressor().compressobj()
+        block = zstandard.COMPRESSOBJ_FLUSH_BLOCK
+        return [zstd.compress(piece) + zstd.flush(block) for piece in pieces]
+    flate = zlib.compressobj(wbits=31 if coding == "gzip" else -15)
+    return [flate.compress(piece) + flate.flush(zlib.Z_SYNC_FLUSH) for piece in pieces]
 
 
 async def settled(answer, *, end=End.COMPLETE, call=None, learned=None, finish=True):
@@ -153,6 +170,87 @@ def test_an_error_inside_a_stream_gives_the_reply_its_kind():
         answer.source = Pieces(delta("a"), event(error))
         await settled(answer, call=made({"stream": True}))
         assert answer.kind in (Kind.CAPACITY, Kind.FAULT)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "kind", "tokens"),
+    [
+        (Dialect.CHAT, {"error": {"message": "x", "code": 503}}, Kind.CAPACITY, (0, 0)),
+        (Dialect.MESSAGES, {"type": "error", "error": {"type": "overloaded_error"}},
+         Kind.CAPACITY, (0, 0)),
+        (Dialect.RESPONSES, {"status": "failed", "usage": {"input_tokens": 5, "output_tokens": 2}},
+         Kind.FAULT, (5, 2)),
+    ],
+)  # fmt: skip
+def test_a_plain_answer_that_says_it_failed_is_no_success(dialect, body, kind, tokens):
+    async def main():
+        answer = reply(body=orjson.dumps(body))
+        call, _ = await settled(answer, call=made({"input": "x"}, dialect=dialect))
+        assert answer.kind is kind
+        assert (call.usage.input, call.usage.output) == tokens
+
+    run(main())
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_a_compressed_stream_that_breaks_off_costs_what_streamed(coding):
+    async def main():
+        answer = reply(headers=[*SSE, (b"content-encoding", coding.encode())])
+        words = [delta("some words of it ") for _ in range(10)]
+        answer.source = Pieces(*compressed(coding, *words))
+        call, _ = await settled(answer, end=End.CUT, call=made({"stream": True}))
+        assert call.end is End.CUT
+        assert call.usage.estimated
+        assert call.usage.output > 30
+        assert answer.taps == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd"])
+def test_a_compressed_stream_is_read_to_its_mark_and_broken_off_without_one(coding):
+    async def main():
+        for last, mark in ((DONE, True), (b"", False)):
+            answer = reply(headers=[*SSE, (b"content-encoding", coding.encode())])
+            sent = compressed(coding, delta("a"), *((STOP, USAGE, last) if mark else ()))
+            answer.source = Pieces(*sent)
+            call, seen = await settled(answer, call=made({"stream": True}))
+            assert answer.terminal is mark
+            assert seen.startswith(b"".join(sent))
+            assert (len(seen) > len(b"".join(sent))) is not mark
+            assert call.usage.estimated is not mark
+
+    run(main())
+
+
+@pytest.mark.parametrize("coding", ["gzip", "lzma"])
+def test_a_stream_whose_label_cannot_be_read_is_charged_by_its_bytes(coding):
+    async def main():
+        answer = reply(headers=[*SSE, (b"content-encoding", coding.encode())])
+        answer.source = Pieces(b"x" * 4_000)
+        call, seen = await settled(answer, call=made({"stream": True}))
+        assert seen == b"x" * 4_000  # nothing can be said of its end
+        assert call.usage.output == 1_000
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b'"x\\ud800"', b"NaN", b"-Infinity", b'"caf\xe9"'],
+    ids=["surrogate", "nan", "inf", "latin"],
+)
+def test_what_strict_decoders_refuse_does_not_hide_the_usage_beside_it(odd):
+    async def main():
+        usage = b'{"odd":%b,"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":7}}' % odd
+        for body, headers in ((usage, None), (STOP + b"data: " + usage + b"\n\n" + DONE, SSE)):
+            call, _ = await settled(
+                reply(body=body, headers=headers), call=made({"stream": headers is not None})
+            )
+            assert (call.usage.input, call.usage.output) == (40, 7)
+            assert not call.usage.estimated
 
     run(main())
 
