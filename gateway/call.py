@@ -334,6 +334,9 @@ class Call:
         return None
 
 
+make_call = maker(Call)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
     """What is left of an identity once its credential is forgotten; policy must know it anew.
@@ -383,8 +386,11 @@ class Source(Protocol):
         """
         ...
 
-    async def close(self, *, reuse: bool) -> None:
-        """Nothing of the source is left; callable twice. `reuse` keeps the connection if it can."""
+    def close(self, *, reuse: bool) -> Awaitable[None]:
+        """Once awaited, nothing of the source is left; callable twice.
+
+        `reuse` keeps the connection if it can.
+        """
         ...
 
 
@@ -454,7 +460,7 @@ class Reply:
         "retry_after", "source", "spares_pool", "status", "taps", "terminal",
     )  # fmt: skip
 
-    def __init__(self, *, status: int, headers: HeaderList, source: Source) -> None:
+    def __init__(self, status: int, headers: HeaderList, source: Source) -> None:
         self.status = status
         self.headers = headers
         self.source = source

@@ -206,6 +206,8 @@ class LoopClock:
         if precise:  # read two dozen times in a call: by a function that looks nothing up
             self.now = _reading(self._anchor)  # type: ignore[method-assign]
         self.deadlines = Deadlines(self._loop, self.now)
+        if precise:
+            self.after = self.deadlines.after  # type: ignore[method-assign]
         self.alarms_armed = 0
 
     def now(self) -> Micros:

@@ -147,9 +147,8 @@ class Exchange(RequestResponseCycle):
         self,
         connection: Connection,
         scope: Any,  # noqa: ANN401 - ASGI
-        *,
-        expects: bool,
-        keep_alive: bool,
+        expects: bool,  # noqa: FBT001 - made in one place, for each request
+        keep_alive: bool,  # noqa: FBT001
     ) -> None:
         self.scope = scope
         self.transport = connection.transport
@@ -452,8 +451,8 @@ class Connection(HttpToolsProtocol):
         self.cycle = cycle = Exchange(
             self,
             scope,
-            expects=self.expect_100_continue,
-            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            self.expect_100_continue,
+            version != "1.0" and parser.should_keep_alive(),
         )
         scope["extensions"] = {LINK: cycle}
         if former is None or former.response_complete:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import orjson
 
 from gateway import bodies, cors, framing, routes, wellknown
-from gateway.call import Call, End, Reply, Service
+from gateway.call import Call, End, Reply, Service, make_call
 from gateway.clock import Expiry
 from gateway.errors import Draining, Forbidden, GatewayError, MalformedCall, QueueFull
 from gateway.flight import Flight
@@ -151,7 +151,7 @@ class Edge:
         received = self._clock.now()
         # Sortable by time, unguessable enough to name a call in a ticket.
         call_id = f"{received // 1000:011x}{self._rng.getrandbits(52):013x}"
-        outlet = Outlet(scope, send, call_id=call_id, begun=received)
+        outlet = Outlet(scope, send, call_id, received)
         outlet.closing = self.draining
         head = framing.Head()
         try:
@@ -247,7 +247,7 @@ class Edge:
     ) -> Call:
         query = scope["query_string"]
         raw = scope["raw_path"]
-        call = Call(
+        call = make_call(
             id=outlet.call_id,
             dialect=route.dialect,
             family=route.family,

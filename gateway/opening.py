@@ -65,7 +65,6 @@ class Relayed:
         incoming: Incoming,
         first: deque[bytes],
         rest: AsyncIterator[bytes],
-        *,
         clock: Clock,
         idle: Micros,
         until: Micros,
@@ -135,12 +134,12 @@ class Relayed:
             self._passing = False
             self._last = 0
 
-    async def close(self, *, reuse: bool) -> None:
-        """The deadline is gone and the connection is back in its pool, or closed."""
+    def close(self, *, reuse: bool) -> Awaitable[None]:
+        """The deadline is gone; once awaited, the connection is back in its pool, or closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._incoming.close(reuse=reuse)
+        return self._incoming.close(reuse=reuse)
 
 
 async def read_error(first: deque[bytes], rest: AsyncIterator[bytes]) -> bytes:

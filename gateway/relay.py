@@ -90,7 +90,7 @@ class Outlet:
         "rpc_id", "started", "status",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, send: Send, *, call_id: str, begun: Micros = 0) -> None:
+    def __init__(self, scope: Scope, send: Send, call_id: str, begun: Micros = 0) -> None:
         self._send = send
         self._method: str = scope["method"]
         extensions = scope.get("extensions")

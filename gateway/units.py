@@ -9,7 +9,7 @@ and in `Clock.sleep`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -46,15 +46,26 @@ def maker(cls: Callable[P, T]) -> Callable[P, T]:
     function does not. For what every call makes; elsewhere the class itself reads better.
 
     Args:
-        cls: A `valueclass`, a plain dataclass or a `NamedTuple`, without factories for defaults.
+        cls: A `valueclass`, a plain dataclass without factories for defaults, a `NamedTuple`, or
+            any class that is made by its `__init__` alone.
     """
     if isinstance(cls, type) and issubclass(cls, tuple):
         defaults: Mapping[str, object] = getattr(cls, "_field_defaults", {})
         names: Sequence[str] = getattr(cls, "_fields", ())
         body = f" return new(cls, ({', '.join(names)},))"
         new: Callable[..., object] = tuple.__new__
+    elif not is_dataclass(cls):
+        init = cls.__init__
+        code = init.__code__
+        names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+        plain = names[: code.co_argcount - 1]
+        defaults = dict(init.__kwdefaults__ or {})
+        defaults |= zip(reversed(plain), reversed(init.__defaults__ or ()), strict=False)
+        given = ", ".join(f"{name}={name}" for name in names)
+        body = f" it = new(cls)\n init(it, {given})\n return it"
+        new = object.__new__
     else:
-        found = fields(cls)  # type: ignore[arg-type] # a dataclass, or it says so
+        found = fields(cls)
         names = [one.name for one in found]
         defaults = {one.name: one.default for one in found if one.default is not MISSING}
         body = "\n".join(
@@ -62,7 +73,7 @@ def maker(cls: Callable[P, T]) -> Callable[P, T]:
         )
         new = object.__new__
     heads = [f"{name}=defaults[{name!r}]" if name in defaults else name for name in names]
-    scope: dict[str, Any] = {"cls": cls, "new": new, "defaults": defaults}
+    scope: dict[str, Any] = {"cls": cls, "new": new, "defaults": defaults, "init": cls.__init__}
     first = next((at for at, name in enumerate(names) if name in defaults), len(names))
     if any(name not in defaults for name in names[first:]):
         heads.insert(first, "*")

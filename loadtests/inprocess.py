@@ -209,7 +209,13 @@ class Bench:
             hooks=Hooks(recognize=self.machine.parts.recognize),
         )
         config = uvicorn.Config(
-            edge, lifespan="off", access_log=False, log_config=None, ws="none", proxy_headers=False
+            edge,
+            interface="asgi3",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            ws="none",
+            proxy_headers=False,
         )
         config.load()
         state = uvicorn.server.ServerState()

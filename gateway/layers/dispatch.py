@@ -42,6 +42,7 @@ REDIRECTS = 300
 """From here on a status is no answer to a model call: nothing was served, nothing is charged."""
 MOST_SENT = 256
 """Credentials whose headers are remembered."""
+PASSTHROUGH = Dialect.PASSTHROUGH
 STREAM_OPTIONS = frozenset({Dialect.CHAT, Dialect.COMPLETIONS})
 
 
@@ -246,7 +247,9 @@ class Dispatch:
         try:
             incoming = await self._send(call, deployment)
             try:
-                reply = await self._judge(call, provider, incoming)
+                reply = self._begun(call, provider, incoming)
+                if reply is None:
+                    reply = await self._judged(call, provider, incoming)
             except BaseException:
                 incoming.abort("given_up")
                 await incoming.close(reuse=False)
@@ -268,7 +271,7 @@ class Dispatch:
         body, call.usage_injected = edited_body(call, deployment)
         headers = wire_headers.to_upstream(
             call.headers,
-            governed=call.dialect is not Dialect.PASSTHROUGH,
+            governed=call.dialect is not PASSTHROUGH,
             idempotency=provider.supports_idempotency,
         )
         headers += self._credentials.headers(provider, credential)
@@ -294,28 +297,41 @@ class Dispatch:
             call.sent = error.sent != "nothing"
             raise fault_of(error, provider.name) from error
 
-    async def _judge(self, call: Call, provider: Provider, incoming: Incoming) -> Reply:
-        timeouts, clock = provider.timeouts, self._clock
+    def _begun(self, call: Call, provider: Provider, incoming: Incoming) -> Reply | None:
+        """The reply of an answer whose head says enough; None: its body must be looked at."""
         call.upstream_status = incoming.status
         if self.on_head is not None:
             self.on_head(call, incoming.headers)
         stream = wire_headers.is_event_stream(incoming.headers)
-        now = clock.now()
-        until = now + (timeouts.total if stream else timeouts.total_plain)
-        rest = incoming.chunks().__aiter__()
-        first: deque[bytes] = deque()
-        error = None
-        governed = call.dialect is not Dialect.PASSTHROUGH
+        governed = call.dialect is not PASSTHROUGH
         if incoming.status >= (REDIRECTS if governed else 400) or (stream and governed):
-            error = await self._error(provider, incoming, first, rest)
-            now = clock.now()
+            return None
+        now, timeouts = self._clock.now(), provider.timeouts
+        until = now + (timeouts.total if stream else timeouts.total_plain)
         call.first_byte = now
-        source = Relayed(incoming, first, rest, clock=clock, idle=timeouts.idle, until=until)
-        headers = wire_headers.to_client(incoming.headers)
-        reply = Reply(status=incoming.status, headers=headers, source=source)
+        rest = incoming.chunks().__aiter__()
+        return self._reply(call, incoming, Relayed(
+            incoming, deque(), rest, self._clock, timeouts.idle, until
+        ))  # fmt: skip
+
+    def _reply(self, call: Call, incoming: Incoming, source: Relayed) -> Reply:
+        reply = Reply(incoming.status, wire_headers.to_client(incoming.headers), source)
         call.answer = reply
         if source.timed:
             reply.taps.append(source.touched)
+        return reply
+
+    async def _judged(self, call: Call, provider: Provider, incoming: Incoming) -> Reply:
+        """The reply of a refusal, or of a stream, whose first event may be one."""
+        timeouts, clock = provider.timeouts, self._clock
+        stream = wire_headers.is_event_stream(incoming.headers)
+        until = clock.now() + (timeouts.total if stream else timeouts.total_plain)
+        rest = incoming.chunks().__aiter__()
+        first: deque[bytes] = deque()
+        error = await self._error(provider, incoming, first, rest)
+        call.first_byte = clock.now()
+        source = Relayed(incoming, first, rest, clock, timeouts.idle, until)
+        reply = self._reply(call, incoming, source)
         if error is not None:
             self._understand(reply, incoming, provider, error)
             hide_secrets(reply, first, provider, unpack=self._decode)
