@@ -24,7 +24,7 @@ from gateway.errors import Forbidden, GatewayError
 from gateway.toolrules import ToolRule
 from gateway.tools.denial import as_result
 from gateway.tools.limits import Limits
-from gateway.tools.schemas import INPUT_REQUIRED
+from gateway.tools.schemas import INPUT_REQUIRED, withheld
 from gateway.units import Mode
 
 if TYPE_CHECKING:
@@ -159,12 +159,6 @@ class Gate:
 def tokens_of(said: list[str]) -> int:
     """About what a model will read of a result's texts: four characters a token."""
     return -(-sum(map(len, said)) // 4)
-
-
-def withheld(error: GatewayError) -> bytes:
-    """What the record says of a call whose result its caller may not have."""
-    text = {"type": "text", "text": error.message}
-    return orjson.dumps({"content": [text], "isError": True, "resultType": "complete"})
 
 
 def commit(inner: Service) -> Service:

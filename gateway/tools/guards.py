@@ -61,11 +61,12 @@ def guards(
         token: Makes random bytes that nobody can guess.
     """
     definitions = Definitions(fetching(exchanges), clock)
+    contracts = Contracts(definitions)
     ledger = Ledger(effects, clock, spawn)
-    ledger.reconciling = Reconciling(asking(exchanges), effects, clock)
+    ledger.reconciling = Reconciling(asking(exchanges), contracts.screened, effects, clock)
     return Guards(
         definitions=definitions,
-        contracts=Contracts(definitions),
+        contracts=contracts,
         ledger=ledger,
         repeats=Repeats(),
         consent=Consent(approvals, clock, token),

@@ -17,8 +17,9 @@ import orjson
 
 from gateway.call import ToolCall
 from gateway.contracts import conditions
-from gateway.errors import EffectUnderWay
+from gateway.errors import EffectUnderWay, GatewayError
 from gateway.tools.approvals import wall
+from gateway.tools.schemas import withheld
 from gateway.wire.mcp import Message
 from gateway.wire.mcp_bridge import ENVELOPE
 from scheduler.api import effects as decisions
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from gateway.tools.exchange import Exchanges
     from scheduler.api import Bounds, Effect, Effects
 
-    Asking = Callable[[Call, ToolCall, Reconcile], Awaitable[Mapping[str, Any] | None]]
-    """The result of the tool that is asked; None where there was none to be had."""
+    Asking = Callable[[Call, ToolCall, Reconcile], Awaitable[ToolCall | None]]
+    """The question with its result; None where nothing could be asked."""
+    Screening = Callable[[Call, ToolCall, Mapping[str, Any]], bytes | None]
+    """JSON text to stand in a result's place, or None; raises what withholds it."""
 
 META = "tidegate/reconciled"
 """Member of a result's `_meta`: which tool's word stands in place of an answer that was lost."""
@@ -96,14 +99,16 @@ class Reconciling:
 
     Args:
         ask: See `Asking`.
+        screen: What tools say is looked through, whoever asked for it.
         store: The record.
         clock: Tells whether the first request may still be under way.
     """
 
-    __slots__ = ("_ask", "_clock", "_store")
+    __slots__ = ("_ask", "_clock", "_screen", "_store")
 
-    def __init__(self, ask: Asking, store: Effects, clock: Clock) -> None:
+    def __init__(self, ask: Asking, screen: Screening, store: Effects, clock: Clock) -> None:
         self._ask = ask
+        self._screen = screen
         self._store = store
         self._clock = clock
 
@@ -116,12 +121,13 @@ class Reconciling:
             EffectUnderWay: Nothing was done so far, and the first request may be under way.
             SchedulerError: The record does not answer, or somebody else was first.
         """
-        result = await self._ask(call, tool, rule)
+        own = await self._ask(call, tool, rule)
+        result = own.result if own is not None else None
         said = word(rule, result)
         now = wall(self._clock)
         store, key, epoch = self._store, effect.key, effect.epoch
-        if said is Word.DONE and result is not None:
-            answer = answered(rule, result)
+        if said is Word.DONE and own is not None and result is not None:
+            answer = self._answer(call, own, rule, result)
             await store.settle(key, epoch, answer, tokens=0, now=now, bounds=bounds)
             return said, answer
         if said is Word.ABSENT:
@@ -137,11 +143,20 @@ class Reconciling:
             await store.resolve(key, done=False, note=f"{rule.tool} says so", now=now)
         return said, None
 
+    def _answer(
+        self, call: Call, own: ToolCall, rule: Reconcile, result: Mapping[str, Any]
+    ) -> bytes:
+        try:
+            screened = self._screen(call, own, result)
+        except GatewayError as error:  # it was done all the same
+            return withheld(error)
+        return answered(rule, orjson.loads(screened) if screened is not None else result)
+
 
 def asking(exchanges: Exchanges) -> Asking:
     """Asks as the caller itself would, in its era and session."""
 
-    async def ask(call: Call, tool: ToolCall, rule: Reconcile) -> Mapping[str, Any] | None:
+    async def ask(call: Call, tool: ToolCall, rule: Reconcile) -> ToolCall | None:
         arguments: dict[str, Any] = {}
         for name, at in rule.arguments:
             found = conditions.found(tool.arguments, at)
@@ -170,6 +185,7 @@ def asking(exchanges: Exchanges) -> Asking:
             stateless=tool.stateless,
             conversation=tool.conversation,
         )
-        return await exchanges.aside(call, own)
+        await exchanges.aside(call, own)
+        return own
 
     return ask

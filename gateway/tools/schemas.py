@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gateway.call import Call, ToolCall
     from gateway.contracts.screen import ScreenRule
+    from gateway.errors import GatewayError
     from gateway.toolrules import ToolRule
     from gateway.tools.definitions import Definition, Definitions
 
@@ -158,7 +159,7 @@ class Contracts:
                         because=because,
                         code="result_breach",
                     )
-        return self._screened(call, tool, result)
+        return self.screened(call, tool, result)
 
     def _result(
         self,
@@ -181,8 +182,12 @@ class Contracts:
                 return Breach(*broken), f"{rule.because}.results[{index}]"
         return None
 
-    def _screened(self, call: Call, tool: ToolCall, result: Mapping[str, Any]) -> bytes | None:
-        """The result with what was found in it marked; None where nothing was, or in shadow."""
+    def screened(self, call: Call, tool: ToolCall, result: Mapping[str, Any]) -> bytes | None:
+        """The result with what was found in it marked; None where nothing was, or in shadow.
+
+        Raises:
+            UpstreamMalformed: It is withheld.
+        """
         screen = call.snapshot.screen
         hits = screen.hits(tool.texts(texts)) if screen.looks else ()
         if not hits:
@@ -204,6 +209,12 @@ class Contracts:
                 code="result_screened",
             )
         return marked(result, hits)
+
+
+def withheld(error: GatewayError) -> bytes:
+    """What the record says of a call whose result its caller may not have."""
+    text = {"type": "text", "text": error.message}
+    return orjson.dumps({"content": [text], "isError": True, "resultType": "complete"})
 
 
 def marked(result: Mapping[str, Any], hits: tuple[ScreenRule, ...]) -> bytes:

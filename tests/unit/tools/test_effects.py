@@ -407,11 +407,17 @@ class Asked(Scene):
         super().__init__(store)
         self.says: str | None = "booked"
         self.questions = 0
-        self.ledger.reconciling = Reconciling(self.answers, store.effects, LoopClock())
+        self.screen: Any = None
+        self.ledger.reconciling = Reconciling(
+            self.answers, lambda _call, _own, result: self.screen and self.screen(result),
+            store.effects, LoopClock(),
+        )  # fmt: skip
 
     async def answers(self, _call, _tool, _rule):
         self.questions += 1
-        return None if self.says is None else {"structuredContent": {"state": self.says}}
+        if self.says is None:
+            return None
+        return SimpleNamespace(result={"structuredContent": {"state": self.says}})
 
     async def lost(self):
         """A call whose answer was lost."""
@@ -484,3 +490,27 @@ def test_whatever_else_the_server_says_leaves_the_doubt(says):
         assert await scene.counts() == {Mark.IN_DOUBT: 1}
 
     scenario()
+
+
+@with_asked
+async def test_what_the_server_says_of_it_is_looked_through_like_any_result(scene):
+    await scene.lost()
+    scene.screen = lambda result: orjson.dumps({**result, "_meta": {"tidegate/untrusted": ["x"]}})
+    said = await body(await scene.again())
+    assert said["result"]["_meta"] == {
+        "tidegate/untrusted": ["x"], "tidegate/reconciled": "find",
+    }  # fmt: skip
+
+
+@with_asked
+async def test_a_word_that_is_withheld_is_on_record_as_done_all_the_same(scene):
+    def refuse(_result):
+        raise UpstreamFault("it speaks to the model", code="result_screened")
+
+    await scene.lost()
+    scene.screen = refuse
+    first, again = await body(await scene.again()), await body(await scene.again())
+    assert first["result"]["isError"]
+    assert again["result"] == first["result"]
+    assert len(scene.ran) == 1
+    assert await scene.counts() == {Mark.SETTLED: 1}
