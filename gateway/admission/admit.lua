@@ -59,7 +59,7 @@ local V, BL, CN, TOP, FIN, HEAD = 1, 5, 9, 13, 17, 20
 
 -- One call's own values. What was read or written (grants, finishes, seats, log cells) outlives the
 -- call in `known`, for as long as the stored state is byte for byte the one that this code wrote.
-local c, base, B, K = {}, '', '', nil
+local c, base, B, K = {events = {}, out = {}, view = {}}, '', '', nil   -- tables are used again: they keep their size
 local MOST_KNOWN = 5000      -- pools remembered; beyond it all are forgotten at once
 local MOST_HELD = 2000       -- grants remembered per pool; above, they lie in `:if` and `:ls` alone
 local MOST_YOUNG = 40        -- entries that ride in `:st`
@@ -156,6 +156,7 @@ end
 local shapes
 local function shape_of(id)
   if id == R.shape then return meters(R) end
+  shapes = shapes or {}
   if not shapes[id] then
     local raw, ms, p = call('HGET', base .. ':sh', int(id)) or '', {}, 1
     while p <= #raw do
@@ -390,7 +391,21 @@ local function room(lane, i)
   if t.factor < FULL then c = floor(c * (t.factor / 1e6)) end
   return c - t[FO + i]
 end
+local function usual_rates()   -- nobody else uses the quota, the factor is full: as `rate` would say
+  local fast, calm, brinks = {}, {}, {}
+  for i = 1, nd do
+    local room = caps[2][i]
+    fast[i] = max(0, lim[i]) * (R.pace / 1e6) * 1 / win[i]
+    calm[i] = R.pace <= FULL and fast[i] or max(0, lim[i]) * (970000 / 1e6) * 1 / win[i]
+    brinks[i] = R.pace > FULL and room ~= 0 and floor(room / 10) * 9 + floor((room % 10) * 9 / 10) or 0
+  end
+  R.fast, R.calm, R.brinks = fast, calm, brinks
+end
 local function rate(i)
+  if t.factor == FULL and t[FO + i] == 0 then
+    if not R.fast then usual_rates() end
+    return t[SU + i] < R.brinks[i] and R.calm[i] or R.fast[i]
+  end
   local pace, brink = R.pace, 0
   if pace > FULL then
     if caps[2][i] ~= 0 then
@@ -763,8 +778,8 @@ local function fetch_finishes(lane, tenants)  -- a set of names
   for k, tenant in ipairs(names) do finishes[lane + 1][tenant] = found[k] and tonumber(found[k]) or 0 end
 end
 local function clear_finishes(lane)
-  if next(finishes[lane + 1]) then finishes[lane + 1] = {} end
-  if next(finish_put[lane + 1]) then finish_put[lane + 1] = {} end
+  local all, put = finishes[lane + 1], finish_put[lane + 1]
+  for tenant in next, all do all[tenant], put[tenant] = nil, nil end
   t[FIN + lane] = 0
   if on_file[lane + 1] then call('DEL', base .. ':fl' .. lane) end
   on_file[lane + 1] = false
@@ -1885,12 +1900,12 @@ local function answer()
 
   local letters_now = c.me.letters > 0 and concat(letters(c.gw)) or ''
   if complete and t.fly > MOST_HELD then leases.list() end
-  local out = {'', K.head, ''}
-  local n, size = young.write(out, 3)
+  local k, out = K, c.out
+  local entries, size = young.write(out, 3)
   local forget_all = t.version % 4096 == 0
-  if n > MOST_YOUNG + 3 or size > 8192 or forget_all then
+  if entries > MOST_YOUNG + 3 or size > 8192 or forget_all then
     young.flush()
-    out = {'', K.head, ''}
+    entries = 3
   end
   local touched = now >= t.touch
   if touched then
@@ -1901,8 +1916,8 @@ local function answer()
   out[1] = pk(doubles(#SCALARS), t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease,
     t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly, t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero,
     t.zero_at, t.touch, t.listed)
-  out[3] = packed(t)
-  local raw, k = concat(out), K
+  out[2], out[3] = k.head, packed(t)
+  local raw = concat(out, '', 1, entries)
   if touched then
     call('SET', k.key, raw, 'EX', lifetime())
   else
@@ -1916,7 +1931,9 @@ local function answer()
   if forget_all then k.finishes, k.seats, k.queues, k.mail = {{}, {}, {}, {}}, {}, {}, {} end
   for _, name in ipairs(nudged) do call('PUBLISH', c.channel .. name, base) end
 
-  local view, k, n = {t.fly, t.factor, t.blocked, t.shadow}, 4, t.waiting > 0 and 1 or 0
+  local view, n = c.view, t.waiting > 0 and 1 or 0
+  k = 4
+  view[1], view[2], view[3], view[4] = t.fly, t.factor, t.blocked, t.shadow
   if n == 1 then
     for lane = 0, 3 do view[5 + lane], view[9 + lane] = t[CN + lane], t[BL + lane] end
     k = 12
@@ -1927,7 +1944,7 @@ local function answer()
   k = k + 3 * nd
   local names = ''
   for _, name in ipairs(nudged) do names = names .. pk('<I2c0', #name, name) end
-  local own_events = c.told == 1 and c.events[1] or concat(c.events)
+  local own_events = c.told == 1 and c.events[1] or concat(c.events, '', 1, c.told)
   local rules_now = c.differs and (call('GET', base .. ':cf') or '') or ''
   view[k + 1], view[k + 2], view[k + 3], view[k + 4], view[k + 5], view[k + 6], view[k + 7], view[k + 8] =
     #names, names, #own_events, own_events, #letters_now, letters_now, #rules_now, rules_now
@@ -1941,9 +1958,10 @@ local function admit(keys, args)
     unp, pk, sub, rep = struct.unpack, struct.pack, string.sub, string.rep
   end
   base, B, reason = keys[1], args[1], -1
-  c.rules, c.channel, c.differs, c.speaks, c.conflict, c.rejoin, c.events, c.told = args[2], args[3], false, false, 0, 0, {}, 0
+  c.rules, c.channel, c.differs, c.speaks, c.conflict, c.rejoin, c.told = args[2], args[3], false, false, 0, 0, 0
   c.asked, c.wake, c.owner, c.blocked_by = 0, 0, '', ''
-  shapes, nudged, nudge = {}, {}, {}
+  if not nudged or #nudged > 0 then nudged, nudge = {}, {} end
+  shapes = false
   c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.revision, c.digest, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
     c.n_acq, c.pos = unp('<ddddBdc16I2c0BHHHHHH', B)
   if c.server == 0 then
