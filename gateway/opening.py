@@ -168,6 +168,9 @@ async def read_opening(
     """Read up to the first event: its body if it is an error, else None.
 
     A compressed stream is unpacked on the way; one that cannot be read is passed on at once.
+
+    Raises:
+        UpstreamMalformed: It ended without any event: nothing was said, another may still answer.
     """
     events = Events()
     inflating = Inflating(coding) if coding else None
@@ -185,7 +188,11 @@ async def read_opening(
             return opening_error(event)
         size += len(plain)
         if size > MAX_OPENING:
-            break
+            return None
+    if events.at_boundary:  # else an event without its blank line is on its way to the client
+        raise UpstreamMalformed(
+            "The upstream ended its stream before its first event.", code="empty_stream"
+        )
     return None
 
 

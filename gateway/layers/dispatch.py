@@ -192,6 +192,8 @@ def hide_secrets(
     clean = plain
     for secret in secrets_of(provider):
         clean = clean.replace(secret, b"***")
+        if any(secret in value for _, value in reply.headers):  # Location, debugging headers
+            reply.headers = [(name, value.replace(secret, b"***")) for name, value in reply.headers]
     if clean == plain:
         return
     first.clear()

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from gateway.clock import Clock
     from gateway.snapshot import Deployment
 
-NEXT_RUNG = frozenset({Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.QUOTA})
+NEXT_RUNG = frozenset(
+    {Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.QUOTA, Kind.RAMP}
+)
 """Bad answers that another rung may serve; a caller's fault is the caller's on every rung."""
 
 REASON = b"tidegate-downgrade-reason"

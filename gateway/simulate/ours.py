@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 OUTCOMES = {Kind.QUOTA: Outcome.QUOTA, Kind.RAMP: Outcome.RAMP}
 SICK = frozenset({Kind.FAULT, Kind.CAPACITY})
 SPENT = frozenset({Kind.PERIOD, Kind.MONEY})
-NEXT_RUNG = frozenset({Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.QUOTA})
+NEXT_RUNG = frozenset(
+    {Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.QUOTA, Kind.RAMP}
+)
 NOTHING = Usage(input=0, output=0)
 """What a call cost that was turned away."""
 

@@ -334,7 +334,7 @@ class Exchanges:
 
     def _tell_cancelled(self, server: Server, upstream: Upstream, way: Way) -> None:
         if self.spawn is not None:
-            params = {"requestId": orjson.loads(way.their), "reason": "the caller left"}
+            params = {"requestId": orjson.Fragment(way.their), "reason": "the caller left"}
             told = self.lines.notify(server, upstream.headers(), "notifications/cancelled", params)
             self.spawn(told)
 

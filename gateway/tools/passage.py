@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
+from gateway.bodies import read_answer
 from gateway.call import Bytes, Dialect, Reply
 from gateway.clock import Expiry
 from gateway.errors import GatewayError, StreamCut, UpstreamMalformed
@@ -108,8 +109,8 @@ class Passage:
             GatewayError: A gate refuses the result.
         """
         try:
-            parsed = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
+            parsed = read_answer(raw)
+        except ValueError as error:
             raise self._malformed("it is not JSON") from error
         if not isinstance(parsed, dict):
             raise self._malformed("it is not a JSON-RPC message")
@@ -128,7 +129,7 @@ class Passage:
         ident = parsed.get("id")
         if ident is None:
             return "error" in parsed
-        if isinstance(ident, int) and not isinstance(ident, bool):
+        if isinstance(ident, int) and not isinstance(ident, bool) and self._their != b"-0":
             return b"%d" % ident == self._their
         if isinstance(ident, str) and b"\\" not in self._their:
             return b'"%b"' % ident.encode("utf-8", "surrogatepass") == self._their

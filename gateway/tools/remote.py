@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-import orjson
-
+from gateway.bodies import read_answer
 from gateway.clock import Expiry
 from gateway.errors import UpstreamMalformed, UpstreamTimeout
 from gateway.opening import fault_of
@@ -171,8 +170,8 @@ class Answering:
         except TransportFault as error:
             raise fault_of(error, f"The tool server {server.name}") from error
         try:
-            parsed = orjson.loads(raw) if raw else {}
-        except orjson.JSONDecodeError:
+            parsed = read_answer(raw) if raw else {}
+        except ValueError:
             parsed = {}
         if not isinstance(parsed, dict):
             parsed = {}

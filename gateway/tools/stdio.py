@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.bodies import read_answer
 from gateway.clock import Expiry
 from gateway.errors import BreakerOpen, UpstreamTimeout, UpstreamUnreachable
 from gateway.units import MICRO
@@ -130,8 +131,8 @@ class Child:
     def heard(self, raw: bytes) -> None:
         """One line of the child reaches whom it is for."""
         try:
-            parsed = orjson.loads(raw)
-        except orjson.JSONDecodeError:
+            parsed = read_answer(raw)
+        except ValueError:
             self.noise += 1
             return
         if not isinstance(parsed, dict):
@@ -319,7 +320,7 @@ class Pipes:
         kept = self._kept.setdefault(server.name, Kept(server))
         kept.server = server
         child = await self._child(kept)
-        parsed = orjson.loads(ask.body)
+        parsed = read_answer(ask.body)
         theirs = mcp.header_text(ask.headers, mcp.H_SESSION)
         if theirs and theirs != str(child.generation):
             return Piped(404, [], [])

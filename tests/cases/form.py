@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 FOLDER = Path(__file__).parent
-FAMILIES = ("sse", "retry", "tokens", "http", "mcp")
+FAMILIES = ("sse", "retry", "tokens", "http", "mcp", "more")
 
 ITEM_WORDS = frozenset({"b64", "pause", "fill", "join", "bytewise", "repeat", "gzip_bomb"})
 """A mapping that holds one of these is a byte item: never merged, only replaced."""

@@ -58,12 +58,14 @@ def _booked() -> list[Any]:
 BOOKED = _booked()
 
 
-def folded(dialect: Dialect, chunks: list[bytes]) -> Reader:
+def folded(dialect: Dialect, chunks: list[bytes], *, whole: bool = False) -> Reader:
     make = CODECS[dialect].reader
     assert make is not None
     tap = Tap(Events(), make(), json.loads)
     for chunk in chunks:
         tap(chunk)
+    if whole:
+        tap.finish()
     return tap.reader
 
 
@@ -85,7 +87,7 @@ def test_a_stream_is_charged_as_its_case_says_wherever_it_is_cut(
     dialect: Dialect, body: bytes, book: dict[str, Any], places: list[int]
 ) -> None:
     marks = sorted({place % (len(body) + 1) for place in places} | {0, len(body)})
-    reader = folded(dialect, [body[a:b] for a, b in pairwise(marks)])
+    reader = folded(dialect, [body[a:b] for a, b in pairwise(marks)], whole=True)
     usage = reader.settled(PROMPT)
     for word, count in (
         ("input_tokens", usage.input),

@@ -11,6 +11,7 @@ import brotli
 import pytest
 import zstandard
 
+from gateway.errors import UpstreamMalformed
 from gateway.inflating import MOST_SWOLLEN, Inflating
 from gateway.opening import read_opening
 from tests.sim.loop import run
@@ -66,6 +67,34 @@ def test_a_piece_that_swells_beyond_the_bound_ends_the_reading(coding: str) -> N
     inflating = Inflating(coding)
     assert inflating.feed(pack(b" " * (MOST_SWOLLEN + 1))) == b""
     assert not inflating.readable
+
+
+@pytest.mark.parametrize(
+    "sent", [[], [b": hi\n\n"], [b"retry: 5\n\n", b": x\n"], [b"\xef\xbb\xbf"]]
+)
+def test_a_stream_that_ends_before_any_event_is_no_answer(sent: list[bytes]) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for piece in sent:
+            yield piece
+
+    async def main() -> None:
+        with pytest.raises(UpstreamMalformed) as found:
+            await read_opening(deque(), chunks())
+        assert found.value.code == "empty_stream"
+
+    run(main())
+
+
+def test_an_only_event_without_its_blank_line_is_passed_on() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'data: {"choices":[]}'
+
+    async def main() -> None:
+        first: deque[bytes] = deque()
+        assert await read_opening(first, chunks()) is None
+        assert list(first) == [b'data: {"choices":[]}']
+
+    run(main())
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,17 @@ def test_the_secret_never_comes_back_in_a_refusal():
     run(main())
 
 
+@pytest.mark.parametrize("status", [302, 401])
+def test_the_secret_never_comes_back_in_the_headers_of_a_refusal(status):
+    async def main():
+        headers = [*JSON, (b"location", b"http://x/?key=secret-of-main"), (b"x-kept", b"1")]
+        answer = await dispatch(Answer(status, b"{}", headers=headers))(call_to(provider()))
+        assert (b"location", b"http://x/?key=***") in answer.headers
+        assert (b"x-kept", b"1") in answer.headers
+
+    run(main())
+
+
 def test_passed_through_bytes_are_not_judged_by_what_they_say():
     async def main():
         body = b'data: {"error":{"message":"a tale of errors"}}\n\n'

@@ -38,7 +38,7 @@ def headers(call) -> dict[bytes, bytes]:
         NeverFits("never"),
         QueueFull("full"),
         UpstreamTimeout("slow"),
-        Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH,
+        Kind.CAPACITY, Kind.FAULT, Kind.PERIOD, Kind.MONEY, Kind.AUTH, Kind.RAMP,
     ],
 )  # fmt: skip
 def test_what_another_rung_may_mend_goes_to_it(outcome):

@@ -71,6 +71,15 @@ def test_progress_and_answers_come_back_under_the_callers_own_names():
     assert child.waiting == {}
 
 
+def test_an_answer_with_half_an_emoji_reaches_its_call():
+    child, _, _ = made()
+    number, call = ask(child, "tools/call", name="t")
+    said = b'{"jsonrpc":"2.0","id":%d,"result":{"text":"cut \\ud83d"}}' % number
+    child.heard(said)
+    assert child.noise == 0
+    assert call.messages.get_nowait() == said.replace(b'"id":%d' % number, b'"id":"mine"')
+
+
 def test_a_call_nobody_waits_for_is_cancelled_by_its_number():
     child, written, _ = made()
     number, _ = ask(child, "tools/call", name="t")

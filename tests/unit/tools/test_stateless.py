@@ -43,7 +43,7 @@ def test_the_agents_token_never_reaches_a_server_and_the_servers_own_does():
 
 @pytest.mark.parametrize(
     "ident", ["0", '"0"', "-7", '"req-1"', "9007199254740993", "123456789012345678901234567890",
-              '"\\u0061\\n"', '"ü"'],
+              '"\\u0061\\n"', '"ü"', "-0"],
 )  # fmt: skip
 def test_an_id_comes_back_as_the_very_text_it_was(ident):
     async def play(ground):
@@ -60,6 +60,19 @@ def test_an_id_comes_back_as_the_very_text_it_was(ident):
     one, _ = played(play, tools=server)
     assert one.status == 200
     assert b'"id":' + ident.encode() + b"," in one.body
+
+
+@pytest.mark.parametrize("odd", [b'"cut \\ud83d"', b"NaN", b'"caf\xe9"'])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_result_that_strict_decoders_refuse_is_passed_on_as_it_is(odd, stream):
+    said = b'{"jsonrpc":"2.0","id":1,"result":{"content":[],"odd":' + odd + b"}}"
+
+    def server(_message, _out):
+        return Said(steps=[b"data: " + said + b"\n\n"]) if stream else Said(said)
+
+    one, _ = played(lambda g: g.call("echo"), tools=server)
+    assert one.status == 200
+    assert b'"odd":' + odd in one.body
 
 
 @pytest.mark.parametrize("ident", ["null", "1.5", "{}", "[1]", "true"])
