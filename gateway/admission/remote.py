@@ -21,6 +21,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from gateway.admission.known import Held, Wait
 from gateway.admission.outage import UNTOLD_PPM, Stopgap, fits_whole
 from gateway.admission.outbox import Outbox
 from gateway.admission.packing import Batch
@@ -89,32 +90,6 @@ class FailMode(StrEnum):
     OPEN = "open"
 
 
-class _Wait:
-    """A call that wants in."""
-
-    __slots__ = ("ask", "asked", "dims", "sent")
-
-    def __init__(self, ask: Ask, dims: tuple[Dimension, ...], asked: Micros) -> None:
-        self.ask = ask
-        self.dims = dims
-        self.asked = asked  # by the pool's clock, as far as we know it
-        self.sent = False
-
-
-class _Held:
-    """A call in flight."""
-
-    __slots__ = ("ask", "dims", "here", "spoken")
-
-    def __init__(
-        self, ask: Ask, dims: tuple[Dimension, ...], spoken: tuple[Dimension, ...], *, here: bool
-    ) -> None:
-        self.ask = ask
-        self.dims = dims
-        self.spoken = spoken  # the pool's vectors for this call follow them
-        self.here = here  # granted by our own stopgap, unknown to the store
-
-
 class RemotePool:
     """A shared pool as one process sees it. Used from one thread.
 
@@ -148,8 +123,8 @@ class RemotePool:
         """
         self.spec = spec
         self.gateway = gateway
-        self.waits: dict[str, _Wait] = {}
-        self.held: dict[str, _Held] = {}
+        self.waits: dict[str, Wait] = {}
+        self.held: dict[str, Held] = {}
         self.standing: Standing | None = None
         self.told: Micros = 0
         self.away = False
@@ -189,7 +164,7 @@ class RemotePool:
             return Admit(ask.rid, (), self.held[ask.rid].ask.tag or 0)
         if ask.rid in self.waits:
             return None
-        self.waits[ask.rid] = _Wait(ask, dims, now + self._offset)
+        self.waits[ask.rid] = Wait(ask, dims, now + self._offset)
         if not self.away:
             self._out.acquires[ask.rid] = None
             if self._busy and self._line_is_long(now, ask.lane):
@@ -393,7 +368,7 @@ class RemotePool:
             return ask.cost
         return translate(ask.cost, dims, ours)
 
-    def _spoken(self, wait: _Wait, now: Micros) -> Ask:
+    def _spoken(self, wait: Wait, now: Micros) -> Ask:
         """The ask as the pool shall read it: what is left of its patience, in our dimensions."""
         ask = wait.ask
         waited = max(0, now + self._offset - wait.asked)
@@ -454,7 +429,7 @@ class RemotePool:
             if self._stopgap is not None:
                 self._tick_stopgap(now, cancels=[event.rid])
             dims = self.spec.dimensions
-            self.held[event.rid] = _Held(wait.ask, wait.dims, dims, here=False)
+            self.held[event.rid] = Held(wait.ask, wait.dims, dims, here=False)
         elif wait is None:
             return
         out, rid = self._out, event.rid
@@ -477,7 +452,7 @@ class RemotePool:
             if not held.here:
                 self._out.adopts[rid] = self._adoption(held)
 
-    def _adoption(self, held: _Held) -> Adopt:
+    def _adoption(self, held: Held) -> Adopt:
         ask = held.ask
         cost = self._cost(ask, held.dims)
         held.spoken = self.spec.dimensions
@@ -485,7 +460,7 @@ class RemotePool:
             ask.rid, cost, charge=False, lane=ask.lane, tenant=ask.tenant, weight=ask.weight
         )
 
-    def _answer_late(self, rid: str, wait: _Wait) -> None:
+    def _answer_late(self, rid: str, wait: Wait) -> None:
         """The deadline passed and the pool says nothing."""
         del self.waits[rid]
         self._out.unask(rid)
@@ -574,14 +549,14 @@ class RemotePool:
             del self.waits[event.rid]
             if isinstance(verdict, Admit):
                 dims = core.spec.dimensions
-                self.held[event.rid] = _Held(wait.ask, wait.dims, dims, here=True)
+                self.held[event.rid] = Held(wait.ask, wait.dims, dims, here=True)
                 stopgap.granted(self._cost(wait.ask, wait.dims))
                 if wait.sent:
                     self._out.cancels[event.rid] = None  # it may stand in the pool's line
             self._out.unask(event.rid)
             self._ready.append(verdict)
 
-    def _of_the_whole(self, event: Verdict, wait: _Wait) -> Verdict | None:
+    def _of_the_whole(self, event: Verdict, wait: Wait) -> Verdict | None:
         """The verdict of our share, but never "never" for what only the whole pool can carry.
 
         Such a call waits for the store, or is told to come back where calls do not wait.
@@ -593,7 +568,7 @@ class RemotePool:
             return None
         return Shed(rid=event.rid, eta=JUDGED * PROBE, tag=0, because=event.because)
 
-    def _settle_here(self, now: Micros, held: _Held, done: Settle) -> None:
+    def _settle_here(self, now: Micros, held: Held, done: Settle) -> None:
         """A call that our own core had granted is over."""
         stopgap = self._stopgap
         if stopgap is None:

@@ -12,7 +12,8 @@ from tests.architecture.source import ROOT, files, imports, name
 
 PURE = {
     "__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools",
-    "graphlib", "hashlib", "heapq", "itertools", "math", "re", "struct", "types", "typing",
+    "graphlib", "hashlib", "heapq", "itertools", "math", "operator", "re", "struct", "types",
+    "typing",
 }  # fmt: skip
 WIRE = PURE | {"base64", "datetime", "email.utils"}
 TRIGGERS = PURE | {"datetime"}
@@ -24,7 +25,9 @@ VALUES = {
 }  # fmt: skip
 
 
-ACTING = {"local.py", "fleet.py", "shared.py", "script.py", "store.py", "places.py"}
+ACTING = {
+    "local.py", "fleet.py", "pipe.py", "shared.py", "script.py", "store.py", "places.py",
+}  # fmt: skip
 """Files of admission that hold a clock, a loop, or a signature."""
 
 
