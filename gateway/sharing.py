@@ -1,12 +1,12 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
-Limits, queues and budgets are pools (`admission/shared.py`); what loops and tasks use is added up
-in books (`loop_books.py`), failures of deployments are counted together (`fleet_results.py`).
-Everything else is *news*: a breaker that opened, a credential that was
-revoked, a policy that was edited, loops that may begin anew, a tool session that its client ended.
-News is published, and kept for those who were away; it arrives within a second and is decided upon
-by each process alone while the store is away. Nothing here is needed for a right decision, only for
-an early one.
+Limits, queues and budgets are pools (`admission/shared.py`). What loops and tasks use is added up
+(`loop_books.py`), calls of tools are listed (`tool_calls.py`), failures of deployments counted
+(`fleet_results.py`) in the store. Everything else is *news*: a breaker that opened, a credential
+that was revoked, a policy that was edited, loops that may begin anew, a tool session that is used
+or was ended. News is published, and kept for those who were away; it arrives within a second and is
+decided upon by each process alone while the store is away. Nothing here is needed for a right
+decision, only for an early one.
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@ import contextlib
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 import redis
 import uvloop
 
 from gateway.admission.core import Admit, Outcome
+from gateway.admission.fleet import Addition, Listing, RedisLink
 from tests.integration.fleet import desk, servers
 from tests.integration.fleet.desk import SECOND, ask_of, spec_of, verdict
 
@@ -66,6 +68,30 @@ def test_pools_spread_over_a_cluster_and_wake_each_other(cluster, prefix):
                 await asyncio.sleep(0.03)
                 one.settle(spec.name, f"a{n}", outcome=Outcome.SERVED, actual=None)
                 assert isinstance(await asyncio.wait_for(waiting, 5), Admit)
+
+    asyncio.run(run())
+
+
+def test_what_gateways_count_together_is_counted_over_a_cluster(cluster, prefix):
+    async def run():
+        link = RedisLink(cluster, timeout=1_000_000)
+        try:
+            sums = [
+                Addition(key=f"{prefix}{n}", anew=n == 3, amounts=(n, -n), ttl_s=60)
+                for n in range(12)
+            ]
+            assert await link.add(sums) == [(n, -n) for n in range(12)]
+            again = await link.add(sums)
+            assert again == [(n, -n) if n == 3 else (2 * n, -2 * n) for n in range(12)]
+            lists = [
+                Listing(key=f"{prefix}l{n}", anew=False, items=[b"a%d" % n, b"b"], most=2, ttl_s=60)
+                for n in range(12)
+            ]
+            assert await link.extend(lists) == [[b"a%d" % n, b"b"] for n in range(12)]
+            only_read = [replace(one, items=[]) for one in lists]
+            assert await link.extend(only_read) == [[b"a%d" % n, b"b"] for n in range(12)]
+        finally:
+            await link.close()
 
     asyncio.run(run())
 
