@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := $(or $(VIRTUAL_ENV),$(UV_PROJECT_ENVIRONMENT),.venv)
 BIN := $(VENV)/bin
 
-.PHONY: run test test-all integration servers twin-nightly check e2e-claude fmt lint types arch schema lock lock-check bench load sim sim-12m docs e2e-clients clean
+.PHONY: run test explore test-all integration servers twin-nightly check e2e-claude fmt lint types arch schema lock lock-check bench load sim sim-12m docs e2e-clients clean
 
 run: $(VENV)/.ready
 	@$(BIN)/tidegate serve
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The same tests over generated examples that no run has seen; `make test` draws the same each time.
+explore: $(VENV)/.ready
+	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=explore
 
 integration: $(VENV)/.ready servers
 	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients" -n 2 --dist loadfile

@@ -16,6 +16,7 @@ from gateway.snapshot import AgentRule, ApiKey, EdgeRules, Snapshot, hash_key
 from gateway.tasks import MAX_SERVING, Holds, beside, is_ours
 from scheduler.api import Limits, Refusal, State, StoreFault
 from tests.fixtures.held import NOW, memory_store, new_hold, reply
+from tests.fixtures.waiting import until
 from tests.unit.holds.test_resume import World
 
 KEY = "tg_dev_0123456789"
@@ -34,6 +35,9 @@ class Client(httpx.AsyncClient):
 
     async def keep(self, number: int = 1, **facts):
         return await self.world.store.keep(new_hold(number, **facts), limits=Limits())
+
+    def followers(self, hold: str) -> int:
+        return len(self.world.resuming.followers._waiting.get(hold, ()))
 
     async def done(self, number: int = 1, body: bytes = b'{"a":1}', **facts):
         await self.keep(number, **facts)
@@ -210,7 +214,7 @@ async def test_a_stopping_process_lets_nobody_wait_and_tells_its_followers(made)
     held = await made.keep()
     path = f"/v1/holds/{held.id}"
     following = asyncio.ensure_future(made.get(path, headers={"accept": "text/event-stream"}))
-    await asyncio.sleep(0.01)
+    await until(lambda: made.followers(held.id))
     made.world.resuming.followers.leave()
     assert (await following).text.endswith(": the gateway is stopping; ask again\n\n")
     assert word(await made.get(path, headers={"prefer": "wait=5"})) == (503, "draining")
@@ -228,7 +232,7 @@ async def test_a_stream_that_broke_after_its_first_bytes_ends_with_an_error(made
     following = asyncio.ensure_future(
         made.get(f"/v1/holds/{held.id}", headers={"accept": "text/event-stream"})
     )
-    await asyncio.sleep(0.01)
+    await until(lambda: made.followers(held.id))
     said = Refusal(status=502, code="stream_cut", message="cut")
     await store.doubt(held.id, claimed.epoch, said, now=NOW)
     del made.world.resuming._runs[held.id]

@@ -19,9 +19,10 @@ from gateway.machine import decoded
 from gateway.resilience.breaker import State as Breaks
 from gateway.snapshot import Deployment, HoldRules, Model, Provider, Secret, Snapshot, WebhookRules
 from gateway.telemetry.metrics import Metrics
-from gateway.webhooks import Delivered, Undelivered
-from scheduler.api import IllegalTransition, State, StoreFault, UnknownHold
+from gateway.webhooks import PAUSES, Delivered, Undelivered
+from scheduler.api import IllegalTransition, State, StoreFault, UnknownHold, pause
 from tests.fixtures.held import memory_store
+from tests.fixtures.waiting import until
 from tests.unit.holds.test_rows import call
 
 PROVIDER = Provider(name="p", dialects=frozenset({"openai"}), base_url="http://up")
@@ -114,21 +115,11 @@ class World:
         return made
 
     async def ended(self, hold: str) -> State:
-        for _ in range(400):
-            held = await self.store.find(hold, "key:dev")
-            if held.finished:
-                return held.state
-            await asyncio.sleep(0.002)
-        raise AssertionError(held)
+        async def finished() -> bool:
+            return (await self.store.find(hold, "key:dev")).finished
 
-
-async def until(what) -> None:
-    """Returns once it is true; fails after two seconds."""
-    for _ in range(1_000):
-        if what():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("not in time")
+        await until(finished)
+        return (await self.store.find(hold, "key:dev")).state
 
 
 @asynccontextmanager
@@ -233,6 +224,7 @@ def test_a_defect_in_the_pipeline_ends_its_call_alone():
             for number in (1, 2):
                 await made.resuming.keep(made.wish(number), OPEN)
             assert await made.ended("c2") is State.DONE
+            await until(lambda: made.log.named("hold_crashed"))
             [line] = made.log.named("hold_crashed")
             assert line["error"] == "ZeroDivisionError"
 
@@ -252,11 +244,12 @@ def test_a_call_refused_again_keeps_its_age_and_the_ramp_begins_anew():
                 return await serve(one)
 
             made.resuming.serve_by(refusing)
+            kept_at = made.clock.now()
             held = await made.resuming.keep(made.wish(), OPEN)
             await until(lambda: made.log.named("hold_given_back"))
             row = await made.store.find(held.id, "key:dev")
             assert (row.state, row.tries, row.seq) == (State.OPEN, 1, held.seq)
-            assert row.not_before > made.clock.now()
+            assert row.not_before >= kept_at + pause(1)
 
     asyncio.run(scenario())
 
@@ -289,11 +282,16 @@ def test_a_result_is_pushed_and_a_failed_push_is_put_off_in_the_store():
             wish = made.wish(tidegate_webhook="https://h.example/x")
             held = await made.resuming.keep(wish, OPEN)
             await made.ended(held.id)
-            await until(lambda: made.log.named("webhook"))
-            await asyncio.sleep(0.005)
+            kept_at = made.clock.now()
+
+            async def tried() -> bool:
+                return (await made.store.find(held.id, "key:dev")).push_tries > 0
+
+            await until(tried)
             row = await made.store.find(held.id, "key:dev")
+            assert made.log.named("webhook")
             assert (row.push_state, row.push_tries) == ("pending", 1)
-            assert row.push_at > made.clock.now()
+            assert row.push_at >= kept_at + PAUSES[0]
             assert f"{held.id}.result" in {name for _, _, name in made.hooks.sent}
 
     asyncio.run(scenario())

@@ -23,6 +23,7 @@ from scheduler.approvals import Move, Signed
 from scheduler.effects import Mark
 from tests.fixtures.effects import new_effect
 from tests.fixtures.held import memory_store
+from tests.fixtures.waiting import until
 
 ANN = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 BOB = Ed25519PrivateKey.from_private_bytes(b"b" * 32)
@@ -117,7 +118,7 @@ async def test_a_granted_call_passes_and_is_used_once(scene):
 
 @with_scene
 async def test_a_waiting_call_goes_on_when_it_is_decided_and_its_clock_stood_still(scene):
-    policy = snapshot(wait=2_000_000)
+    policy = snapshot(wait=60_000_000)
     call, tool = scene.call({"a": 1}, policy)
     task = asyncio.ensure_future(scene.consent.obtain(call, tool, ASK))
     asked = asyncio.get_running_loop().create_future()
@@ -133,9 +134,9 @@ async def test_a_waiting_call_goes_on_when_it_is_decided_and_its_clock_stood_sti
 
 @with_scene
 async def test_a_caller_that_leaves_decides_nothing(scene):
-    policy = snapshot(wait=2_000_000)
+    policy = snapshot(wait=60_000_000)
     task = asyncio.ensure_future(scene.obtain({"a": 1}, policy))
-    await asyncio.sleep(0.02)
+    await until(lambda: scene.consent.waiting)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

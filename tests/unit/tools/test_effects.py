@@ -32,6 +32,7 @@ from gateway.wire.mcp import Era, Message
 from scheduler.api import StoreFault
 from scheduler.effects import Mark
 from tests.fixtures.held import memory_store
+from tests.fixtures.waiting import until
 
 SERVER = Server(name="bank", provider=Provider(name="bank", dialects=frozenset(), base_url="x"))
 SNAPSHOT = Snapshot(revision=1, digest="d")
@@ -66,7 +67,7 @@ class Scene:
             id=f"c{self._serial}", principal=SimpleNamespace(
                 id="key:dev", agent="dev", tenant="default", session=""),
             session="", snapshot=self.snapshot, received=0, notes=[], extra_headers=[], usage=None,
-            sent=False, deployment=None, deadline=LoopClock().now() + 2_000_000,
+            sent=False, deployment=None, deadline=LoopClock().now() + 60_000_000,
             header=lambda name: dict(headers).get(name),
         )  # fmt: skip
         return call, tool
@@ -82,16 +83,16 @@ class Scene:
             return reply
         return await self.ledger.run(call, tool, new, inner or self.service(new, tool))
 
-    def service(self, new, tool, *, wait: float = 0.0, reply=None, raises=None):
-        """Commits, is sent, answers."""
+    def service(self, new, tool, *, after: asyncio.Event | None = None, reply=None, raises=None):
+        """Commits, is sent, answers: at once, or when it may."""
 
         async def serve(call):
             for step in tool.sending:
                 await step()
             call.sent = True
             self.ran.append(tool.arguments)
-            if wait:
-                await asyncio.sleep(wait)
+            if after is not None:
+                await after.wait()
             if raises is not None:
                 raise raises
             value = reply or answer(len(self.ran), tool.message.id)
@@ -165,23 +166,28 @@ async def test_within_its_window_the_same_call_of_a_session_needs_no_key(scene):
 
 @with_scene
 async def test_a_caller_that_is_cancelled_takes_nothing_with_it(scene):
-    task = asyncio.ensure_future(scene.scripted({"a": 1}, wait=0.05))
-    await asyncio.sleep(0.01)
+    answered = asyncio.Event()
+    task = asyncio.ensure_future(scene.scripted({"a": 1}, after=answered))
+    await until(lambda: scene.ran)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    joined = await body(await scene.scripted({"a": 1}))
-    assert joined["result"] == {"n": 1}
-    assert sorted(scene.told) == ["joined", "run"]
+    again = asyncio.ensure_future(scene.scripted({"a": 1}))
+    await until(lambda: "joined" in scene.told)
+    answered.set()
+    assert (await body(await again))["result"] == {"n": 1}
+    assert scene.told == ["run", "joined"]
     assert len(scene.ran) == 1
 
 
 @with_scene
 async def test_other_arguments_under_a_running_key_are_a_conflict(scene):
-    running = asyncio.ensure_future(scene.scripted({"a": 1}, wait=0.05))
-    await asyncio.sleep(0.01)
+    answered = asyncio.Event()
+    running = asyncio.ensure_future(scene.scripted({"a": 1}, after=answered))
+    await until(lambda: scene.ran)
     with pytest.raises(KeyConflict):
         await scene.scripted({"a": 2})
+    answered.set()
     await running
     assert len(scene.ran) == 1
 
@@ -303,8 +309,8 @@ def test_a_full_record_refuses_new_effects_and_sends_nothing():
 
 @with_scene
 async def test_a_stopping_process_waits_for_effects_then_leaves_them_in_doubt(scene):
-    running = asyncio.ensure_future(scene.scripted({"a": 1}, wait=5))
-    await asyncio.sleep(0.02)
+    running = asyncio.ensure_future(scene.scripted({"a": 1}, after=asyncio.Event()))
+    await until(lambda: scene.ran)
     assert await scene.ledger.drain(10_000) == 1
     with pytest.raises(GatewayError):
         await running
@@ -335,10 +341,14 @@ async def test_two_that_waited_for_the_same_consent_run_once_and_both_are_answer
     news = [scene.ledger.effect(call, tool) for call, tool in calls]
     for (call, tool), new in zip(calls, news, strict=True):
         assert await scene.ledger.known(call, tool, new) is None
-    replies = await asyncio.gather(*(
-        scene.ledger.run(call, tool, new, scene.service(new, tool, wait=0.01))
+    answered = asyncio.Event()
+    running = asyncio.gather(*(
+        scene.ledger.run(call, tool, new, scene.service(new, tool, after=answered))
         for (call, tool), new in zip(calls, news, strict=True)
     ))  # fmt: skip
+    await until(lambda: "joined" in scene.told)
+    answered.set()
+    replies = await running
     said = [await body(reply) for reply in replies]
     assert [one["result"] for one in said] == [{"n": 1}, {"n": 1}]
     assert [one["id"] for one in said] == [1, 2]
@@ -354,11 +364,15 @@ async def test_of_two_that_waited_the_second_runs_where_the_first_did_nothing(sc
     for (call, tool), new in zip(calls, news, strict=True):
         assert await scene.ledger.known(call, tool, new) is None
     refused = answer(0, b"1", kind=Kind.CALLER, status=400)
-    ways = [{"reply": refused, "wait": 0.01}, {}]
-    first, second = await asyncio.gather(*(
+    answered = asyncio.Event()
+    ways = [{"reply": refused, "after": answered}, {}]
+    running = asyncio.gather(*(
         scene.ledger.run(call, tool, new, scene.service(new, tool, **way))
         for (call, tool), new, way in zip(calls, news, ways, strict=True)
     ))  # fmt: skip
+    await until(lambda: "joined" in scene.told)
+    answered.set()
+    first, second = await running
     assert (first.status, second.status) == (400, 200)
     assert (await body(second))["result"] == {"n": 2}
     await asyncio.gather(*scene.tasks)
