@@ -19,6 +19,7 @@ from tests.integration.gateway import (
     Stage,
     World,
     ask,
+    by_day,
     policy,
     request,
     staged,
@@ -44,7 +45,8 @@ POLICY = policy(
         "small": {"keys": [{"key": "${SMALL_KEY}"}], "limits": {"tpm": 1_000}},
         "barred": {"keys": [{"key": "${BARRED_KEY}"}], "models": ["text-embedding-*"]},
         "spent": {
-            "keys": [{"key": "${SPENT_KEY}"}], "budgets": [{"tokens": SPENT, "per": "day"}],
+            "keys": [{"key": "${SPENT_KEY}"}],
+            "budgets": [{"tokens": SPENT, "per": "day", "utc_offset": by_day()}],
         },
     },
 )  # fmt: skip

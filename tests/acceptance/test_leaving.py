@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from tests.fixtures.waiting import Turns
 from tests.integration.gateway import (
     Stage,
     Wire,
@@ -136,7 +136,7 @@ async def record(world: World, mark: str) -> dict[str, Any]:
         lines = [one for one in world.gateway.events("call") if one["model"] == mark]
         return lines[-1] if lines else None
 
-    return await until(found, limit=SOON)
+    return await until(found)
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.name)
@@ -156,19 +156,18 @@ def test_leaving_frees_upstream_and_permit_within_a_second(scene, moment):
         following = asyncio.create_task(ask(world.gateway.port, call(world, f"next-{name}")))
         if name != "backing-off":
             await standing(world, name, (1, 1))
-        left = time.monotonic()
-        reset(first)
-        assert (await following).status == 200
-        assert time.monotonic() - left < SOON
         [theirs] = world.upstream.exchanges(f'"first-{name}"')
-        if name != "backing-off":
-            await until(lambda: theirs.line.client_left, limit=SOON)
-            assert theirs.line.client_left - left < SOON
+        async with Turns() as since:
+            reset(first)
+            assert (await following).status == 200
+            if name != "backing-off":
+                await until(lambda: theirs.line.client_left)
+            assert since.seconds < SOON
         line = await record(world, f"first-{name}")
         assert line["outcome"] == moment.outcome
         usage = line["usage"] or {"input": 0, "output": 0}
         assert (usage["input"] > 0, usage["output"] > 0) == moment.tokens, usage
-        await world.gateway.idle(SOON)
+        await world.gateway.idle()
         assert len(world.upstream.exchanges(f'"first-{name}"')) == moment.upstream
 
     stage.run(scenario())
@@ -195,9 +194,9 @@ def test_leaving_the_queue_disturbs_nobody_behind(scene, name):
             waiting.append(wire)
         for gone in (2, 0):
             reset(waiting[gone])
-        began = time.monotonic()
-        await standing(world, name, (1, 2))
-        assert time.monotonic() - began < SOON
+        async with Turns() as since:
+            await standing(world, name, (1, 2))
+            assert since.seconds < SOON
         reset(first)
         for number in (1, 3):
             assert (await waiting[number].answer()).status == 200
@@ -209,7 +208,7 @@ def test_leaving_the_queue_disturbs_nobody_behind(scene, name):
         one, three = (world.upstream.exchanges(f'"{name}-waiter-{number}"')[0] for number in seen)
         assert one.answer is not None
         assert three.answer is not None
-        await world.gateway.idle(SOON)
+        await world.gateway.idle()
 
     stage.run(scenario())
 
@@ -224,7 +223,7 @@ def test_leaving_in_the_middle_of_an_upload_leaves_nothing(scene):
             await wire.send(whole[:part])
             await asyncio.sleep(0.05)
             reset(wire)
-        await world.gateway.idle(SOON)
+        await world.gateway.idle()
         assert world.upstream.exchanges('"first-upload"') == []
         assert (await ask(world.gateway.port, call(world, "next-upload"))).status == 200
 
@@ -245,7 +244,7 @@ def test_leaving_after_the_terminal_event_is_success_at_the_reported_price(scene
         ledger = await world.emulator.ledger()
         [row] = [row for row in ledger["rows"] if row["model"] == "first-ended"]
         assert line["usage"]["output"] == row["reported"]["output"] > 0
-        await world.gateway.idle(SOON)
+        await world.gateway.idle()
 
     stage.run(scenario())
 
@@ -290,7 +289,7 @@ def test_a_thousand_aborted_streams_leave_nothing_behind(scene):
         assert await world.gateway.total("tidegate_waiting") == 0
         assert await world.gateway.total("tidegate_admission_in_flight") == 0
         assert await world.gateway.total("tidegate_upstream_connections") == 0
-        await until(lambda: world.upstream.open <= 2, limit=SOON)  # idle ones of earlier tests
+        await until(lambda: world.upstream.open <= 2)  # idle ones of earlier tests
 
         async def forgotten() -> bool:
             return (await world.emulator.ledger())["in_flight"] == 0

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from tests.cases.client import Request, call
 from tests.cases.player import Lane, NoHooks, Outcome, play_all
 from tests.cases.store import Store
 from tests.cases.upstream import Upstream
+from tests.fixtures.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -52,13 +52,6 @@ SCRAPE_AGE = 1.1
 
 class NotStarted(Exception):
     """The gateway did not become ready; holds the end of its log."""
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def log_reader(path: Path) -> Callable[[int], tuple[str, int]]:

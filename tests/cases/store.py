@@ -8,11 +8,12 @@ import importlib.util
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 from pathlib import Path
 
-START_LIMIT = 10.0
+from tests.fixtures.ports import free_port
+
+START_LIMIT = 60.0
 
 
 class NoServer(OSError):
@@ -38,9 +39,7 @@ class Store:
     def __init__(self) -> None:
         self.secret = Path(tempfile.mkdtemp(prefix="tidegate-fleet-")) / "secret"
         self.secret.write_text(secrets.token_hex(32))
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = int(sock.getsockname()[1])
+        self.port = free_port()
         self._process: asyncio.subprocess.Process | None = None
 
     @property

@@ -19,6 +19,7 @@ import yaml
 from tests.cases import accounts, form, items, judge, rawjson, setup, sse
 from tests.cases.player import Lane, play_all
 from tests.cases.upstream import Upstream
+from tests.fixtures.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +171,7 @@ async def _control(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
             gateways=(("127.0.0.1", port),),
             upstream=upstream,
             key=setup.KEY,
-            books=accounts.Accounts(admins=(("127.0.0.1", setup.free_port()),)),
+            books=accounts.Accounts(admins=(("127.0.0.1", free_port()),)),
         )
         for _ in range(100):
             try:

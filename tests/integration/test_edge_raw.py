@@ -27,6 +27,7 @@ from gateway.edge import Edge, Hooks
 from gateway.snapshot import EdgeRules, Provider, Snapshot, Tier
 from tests.fixtures.asgi import CHAT, CHAT_STREAM
 from tests.fixtures.fake_service import CUT, JSON, SSE, Answer, FakeService
+from tests.fixtures.waiting import PATIENCE_S, Turns, until
 
 pytestmark = pytest.mark.integration
 
@@ -158,7 +159,7 @@ def parse(raw: bytes, end: str) -> Got:
     return Got(int(first.split()[1]), headers, body, end, raw)
 
 
-async def talk(port: int, *parts: bytes | float, wait: float = 8.0, stop: bytes = b"") -> Got:
+async def talk(port: int, *parts: bytes | float, wait: float = 30.0, stop: bytes = b"") -> Got:
     """Send the parts (numbers are pauses) and read until the end, the answer's end or `stop`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     raw = b""
@@ -238,7 +239,7 @@ AMBIGUOUS = {
 def test_an_ambiguous_head_is_refused_and_its_connection_closed(http, raw):
     async def main():
         async with serve(http) as served:
-            got = await talk(served.port, raw, wait=3, stop=b"never")
+            got = await talk(served.port, raw, stop=b"never")
             assert got.status == 400
             assert got.end == "closed"
             assert not served.service.calls
@@ -312,7 +313,7 @@ def test_thirty_three_megabytes_pass_byte_identical(http):
 
     async def main():
         async with serve(http) as served:
-            got = await talk(served.port, post(body, path="/v1/messages"), wait=30)
+            got = await talk(served.port, post(body, path="/v1/messages"))
             assert got.status == 200
             sent = hashlib.sha256(served.service.calls[0].body).digest()
             assert sent == hashlib.sha256(body).digest()
@@ -329,9 +330,9 @@ def test_expect_100_continue_is_answered_and_the_body_read(http):
         async with serve(http) as served:
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
             writer.write(head + b"\r\n\r\n")
-            assert b"100" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 3)
+            assert b"100" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
             writer.write(body)
-            assert b"200" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 3)
+            assert b"200" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
             writer.close()
             await served.settled()
 
@@ -347,7 +348,7 @@ def test_ten_declared_gigabytes_are_refused_from_the_head(http):
 
     async def main():
         async with serve(http) as served:
-            got = await talk(served.port, raw, wait=3)
+            got = await talk(served.port, raw)
             assert got.status == 413
             assert b"Tidegate" in got.body
             assert got.header("connection") == "close"
@@ -374,7 +375,7 @@ def test_a_sender_of_too_much_comes_to_read_why(http):
                 else:
                     writer.write(body)
                 await writer.drain()  # everything was sent before anything is read
-                answer = await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
                 assert answer.startswith(b"HTTP/1.1 413")
                 assert b"Tidegate" in answer
                 writer.close()
@@ -389,7 +390,7 @@ def test_a_bomb_is_a_413_and_the_process_stays_small(http):
 
     async def main():
         async with serve(http) as served:
-            got = await talk(served.port, post(bomb, "content-encoding: gzip"), wait=10)
+            got = await talk(served.port, post(bomb, "content-encoding: gzip"))
             assert got.status == 413
             await served.settled()
 
@@ -406,7 +407,7 @@ def test_websocket_upgrades_are_told_426(http):
 
     async def main():
         async with serve(http) as served:
-            assert (await talk(served.port, raw, wait=3)).status == 426
+            assert (await talk(served.port, raw)).status == 426
 
     run(main())
 
@@ -418,7 +419,7 @@ def test_head_options_and_hello_have_no_body(http):
             hello = b"HEAD /api/hello HTTP/1.1\r\nhost: localhost\r\n\r\n"
             assert (await talk(served.port, hello)).status == 204
             got = await talk(
-                served.port, b"HEAD /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\n", wait=1,
+                served.port, b"HEAD /v1/messages HTTP/1.1\r\nhost: localhost\r\n\r\n",
                 stop=b"\r\n\r\n",
             )  # fmt: skip
             assert (got.status, got.header("allow"), got.body) == (405, "POST", b"")
@@ -445,7 +446,7 @@ def test_a_broken_body_never_ends_cleanly(http, fault, caplog):
 
     async def main():
         async with serve(http, answer) as served:
-            got = await talk(served.port, post(CHAT_STREAM), wait=4)
+            got = await talk(served.port, post(CHAT_STREAM))
             assert got.status == 200
             assert got.end in {"broken", "reset"}
             assert (b'{"error":' in got.body) == (fault != "short")
@@ -459,7 +460,7 @@ def test_a_broken_body_never_ends_cleanly(http, fault, caplog):
 def test_breaking_off_is_no_error_of_the_servers_log(caplog):
     async def main():
         async with serve("httptools", Answer(headers=list(SSE), body=[EVENT, CUT])) as served:
-            assert (await talk(served.port, post(CHAT_STREAM), wait=4)).end == "broken"
+            assert (await talk(served.port, post(CHAT_STREAM))).end == "broken"
 
     run(main())
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -469,11 +470,10 @@ def test_breaking_off_is_no_error_of_the_servers_log(caplog):
 def test_the_first_event_arrives_alone(http):
     async def main():
         async with serve(http, Answer(headers=list(SSE), body=[EVENT, 3.0, EVENT])) as served:
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            got = await talk(served.port, post(CHAT_STREAM), wait=2, stop=EVENT)
+            async with Turns() as since:
+                got = await talk(served.port, post(CHAT_STREAM), stop=EVENT)
+                assert since.seconds < 1.5
             assert EVENT in got.raw
-            assert loop.time() - began < 1.5
             await served.settled()
 
     run(main())
@@ -497,19 +497,19 @@ def test_a_client_that_leaves_is_noticed_within_a_second(http, stage, reset):
             writer.write(raw[:-5] if stage == "body" else raw)
             await writer.drain()
             if stage in {"kept alive", "streaming"}:
-                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 3)
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+            elif stage == "waiting":
+                await until(lambda: served.service.inside)
             else:
-                await asyncio.sleep(0.1)
+                await until(lambda: served.edge.in_flight)
             assert served.edge.in_flight == 1
             if reset:
                 sock = writer.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.close()
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            while served.edge.in_flight and loop.time() - began < 3:  # noqa: ASYNC110 - measured
-                await asyncio.sleep(0.01)
-            assert loop.time() - began < 1.0
+            async with Turns() as since:
+                await until(lambda: not served.edge.in_flight)
+                assert since.seconds < 1.0
             await served.settled()
             assert set(served.service.ends) <= {End.CLIENT_GONE}
             assert served.service.cancelled == (stage in {"waiting", "kept alive"})
@@ -560,7 +560,7 @@ def test_a_pass_through_upload_streams_and_leaving_it_is_noticed(http):
             assert len(seen) > 1
             _, writer = await asyncio.open_connection("127.0.0.1", served.port)
             writer.write(post(body, path="/v1/files")[:-9])
-            await asyncio.sleep(0.2)
+            await until(lambda: served.service.inside)
             assert served.edge.in_flight == 1
             writer.close()
             await served.settled()
@@ -574,7 +574,7 @@ def test_an_endless_head_is_cut_off():
         async with serve("httptools") as served:
             parts = [b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"]
             parts += [b"x-%d: %b\r\n" % (n, b"y" * 8000) for n in range(50)]
-            got = await talk(served.port, *parts, wait=3, stop=b"never")
+            got = await talk(served.port, *parts, stop=b"never")
             assert got.status in {431, 0}
             assert got.end in {"closed", "reset"}
             await served.settled()
@@ -588,7 +588,7 @@ def test_a_slow_head_is_given_up(monkeypatch):
     async def main():
         async with serve("httptools") as served:
             for opening in (b"", b"GET /v1/mo", post() + b"GET /v1/mo"):
-                got = await talk(served.port, opening, wait=3, stop=b"never")
+                got = await talk(served.port, opening, stop=b"never")
                 assert got.end == "closed", opening
             await served.settled()
             # What is idle between two requests is not slow.
@@ -597,7 +597,7 @@ def test_a_slow_head_is_given_up(monkeypatch):
             await reader.read(65536)
             await asyncio.sleep(1)
             writer.write(post())
-            assert b"200 OK" in await asyncio.wait_for(reader.read(65536), 3)
+            assert b"200 OK" in await asyncio.wait_for(reader.read(65536), PATIENCE_S)
             writer.close()
 
     run(main())
@@ -610,13 +610,14 @@ def test_a_client_that_pipelined_and_left_ends_the_call_it_waits_for():
         ) as served:
             _, writer = await asyncio.open_connection("127.0.0.1", served.port)
             writer.write(post(CHAT_STREAM) + post(CHAT_STREAM))
-            await asyncio.sleep(0.7)
+            await until(lambda: served.service.replies)
             assert served.edge.in_flight == 1
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.close()
-            await asyncio.sleep(1.5)
-            assert served.edge.in_flight == 0
+            async with Turns() as since:
+                await until(lambda: not served.edge.in_flight)
+                assert since.seconds < 1.5
             assert len(served.service.calls) == 1
             await served.settled()
 
@@ -632,6 +633,7 @@ def test_a_client_that_stops_reading_holds_the_upstream_back(http):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
             sock.connect(("127.0.0.1", served.port))
             sock.sendall(post(CHAT_STREAM))
+            await until(lambda: served.service.replies)
             await asyncio.sleep(1)
             _, source, _ = served.service.replies[0]
             assert source.read < 120  # the kernel's buffers and ours, not 26 MB

@@ -35,6 +35,7 @@ from gateway.http1.transport import Http1Transport
 from gateway.upstream import Incoming, Outgoing, PooledTransport, Transport, TransportFault
 from gateway.upstream_aiohttp import AiohttpTransport
 from gateway.upstream_httpx import HttpxTransport
+from tests.fixtures.waiting import PATIENCE_S, Turns, until
 
 pytestmark = pytest.mark.integration
 
@@ -207,7 +208,7 @@ def run(
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(unexpected)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             rig = Rig(make(**(settings or {})), name, script)
             server = await asyncio.start_server(rig.serve, "127.0.0.1", 0, ssl=tls)
             scheme, host = ("https", "localhost") if tls else ("http", "127.0.0.1")
@@ -775,6 +776,7 @@ def test_bytes_after_the_end_never_become_the_next_answer(
             await link.send(stray)
         else:
             await link.send(OK + stray)
+        sent.set()
         await link.gone()
 
     async def case(rig: Rig) -> None:
@@ -784,11 +786,13 @@ def test_bytes_after_the_end_never_become_the_next_answer(
             assert (await rig.fault()).kind == "malformed"
         else:
             assert await rig.exchange() == (200, b"ok")
-        await asyncio.sleep(0.05)
+        await sent.wait()
+        await asyncio.sleep(0.05)  # turns of the loop, in which it is read
         assert await rig.exchange() == (200, b"no")
         await rig.links[0].ended.wait()
         assert len(rig.links[0].requests) == 1
 
+    sent = asyncio.Event()
     drive_pooled(case, script)
 
 
@@ -830,7 +834,8 @@ def test_a_connection_closed_while_idle_is_replaced_unseen(drive: Drive, end: st
         for number in range(3):
             assert await rig.exchange() == (200, b"ok")
             assert len(rig.links) == number + 1
-            await asyncio.sleep(0.05)
+            await rig.links[number].ended.wait()
+            await asyncio.sleep(0.05)  # turns of the loop, in which we hear of it
 
     drive(case, script)
 
@@ -857,7 +862,7 @@ class Sly:
                         continue
                     self.served.append(number)
                     peer.sendall(OK)
-                    self._idle.wait(5)
+                    self._idle.wait(PATIENCE_S)
                     if self._end == "reset":
                         linger = struct.pack("ii", 1, 0)
                         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -866,13 +871,13 @@ class Sly:
     def close_the_idle_one(self) -> None:
         """Blocks our loop on purpose."""
         self._idle.set()
-        assert self._closed.wait(5)
+        assert self._closed.wait(PATIENCE_S)
 
     def stop(self) -> None:
         self._idle.set()
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        self._thread.join(5)
+        self._thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize("end", ["fin", "reset"])
@@ -1015,25 +1020,26 @@ def test_leaving_an_upload_that_nobody_reads_does_not_wait_for_it(drive_pooled: 
         link.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await link.reader.readuntil(b"\r\n\r\n")
         link.writer.transport.pause_reading()
+        paused.set()
         await stop.wait()
         link.reset()
 
     async def case(rig: Rig) -> None:
         task = asyncio.create_task(rig.send(body=b"x" * 8_000_000))
-        await asyncio.sleep(0.2)
+        await paused.wait()
+        await asyncio.sleep(0.2)  # the kernel takes what it takes
         before = sockets()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0.05)
-        assert sockets() == before - 1
+        await until(lambda: sockets() == before - 1)
         stop.set()
 
     def sockets() -> int:
         links = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
         return sum(str(link).startswith("socket:") for link in links)
 
-    stop = asyncio.Event()
+    paused, stop = asyncio.Event(), asyncio.Event()
     drive_pooled(case, script)
 
 
@@ -1086,8 +1092,9 @@ def test_one_dead_upstream_does_not_slow_another(drive: Drive) -> None:
     async def case(rig: Rig) -> None:
         dead = [asyncio.create_task(rig.send(base_url=rig.base_url + "/dead")) for _ in range(200)]
         await asyncio.sleep(0.1)
-        async with asyncio.timeout(3):
+        async with Turns() as since:
             assert await rig.exchange() == (200, b"ok")
+            assert since.seconds < 3
         for task in dead:
             task.cancel()
         await asyncio.gather(*dead, return_exceptions=True)
@@ -1173,8 +1180,9 @@ def test_a_tls_handshake_that_stalls_meets_the_connect_deadline(drive: Drive) ->
 
     async def case(rig: Rig) -> None:
         url = rig.base_url.replace("http://", "https://")
-        fault = await rig.fault(base_url=url, connect=200_000)
+        fault = await rig.fault(base_url=url, connect=1_000_000)
         assert (fault.kind, fault.sent) == ("connect_timeout", "nothing")
+        await until(lambda: rig.links)
         await rig.links[0].ended.wait()
 
     drive(case, script)
@@ -1278,14 +1286,20 @@ def test_a_dial_that_is_given_up_at_any_await_leaves_nothing(drive_pooled: Drive
             assert ours() == {asyncio.current_task()}
             if finished == 3:
                 break
-        async with asyncio.timeout(2):
-            for link in rig.links:
-                await link.ended.wait()
+        await ended_within(2, rig.links)
 
     drive_pooled(case, serve_ok)
 
 
 # --- leaving early -------------------------------------------------------------------------------
+
+
+async def ended_within(seconds: float, links: list[Link]) -> None:
+    """All of them have, in that time."""
+    async with Turns() as since:
+        for link in links:
+            await link.ended.wait()
+        assert since.seconds < seconds
 
 
 async def endless_stream(link: Link) -> None:
@@ -1301,8 +1315,7 @@ def test_close_without_reuse_is_seen_upstream_at_once(drive: Drive) -> None:
         answer = await rig.send()
         await anext(answer.chunks())
         await answer.close(reuse=False)
-        async with asyncio.timeout(1):
-            await rig.links[0].ended.wait()
+        await ended_within(1, rig.links[:1])
         await answer.close(reuse=True)
 
     drive(case, endless_stream)
@@ -1312,8 +1325,7 @@ def test_an_unread_body_is_not_reused(drive: Drive) -> None:
     async def case(rig: Rig) -> None:
         answer = await rig.send()
         await answer.close(reuse=True)
-        async with asyncio.timeout(1):
-            await rig.links[0].ended.wait()
+        await ended_within(1, rig.links[:1])
 
     drive(case, endless_stream)
 
@@ -1386,9 +1398,7 @@ def test_a_thousand_aborts_leave_no_connection_and_no_task(drive_pooled: Drive) 
             await asyncio.gather(*(one(number) for number in range(start, start + 50)))
         assert isinstance(rig.transport, PooledTransport)
         assert not any(rig.transport.in_flight().values())
-        async with asyncio.timeout(2):
-            for link in rig.links:
-                await link.ended.wait()
+        await ended_within(2, rig.links)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     drive_pooled(case, endless_stream)
@@ -1534,8 +1544,7 @@ def test_tls_exchanges_reuse_their_connection_and_close_at_once(
         assert (await anext(answer.chunks())).startswith(b"y")
         await asyncio.sleep(0.05)  # the upstream fills every buffer and waits
         await answer.close(reuse=False)
-        async with asyncio.timeout(1):
-            await rig.links[0].ended.wait()
+        await ended_within(1, rig.links[:1])
         assert len(rig.links) == 1
 
     drive_pooled(case, script, tls=server, settings={"tls": client})

@@ -13,6 +13,7 @@ from gateway.admission.profiles import pool_spec
 from gateway.admission.remote import TIMEOUT, FailMode
 from gateway.admission.shared import SharedStore
 from gateway.clock import LoopClock
+from tests.fixtures.waiting import PATIENCE_S
 
 SECOND = 1_000_000
 _numbers = itertools.count()
@@ -51,7 +52,7 @@ async def shared(url: str, *, mode=FailMode.LOCAL, cold: bool = False, prefix="t
     ready = asyncio.Event()
     running = asyncio.create_task(store.run(ready.set))
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(ready.wait(), 2)
+        await asyncio.wait_for(ready.wait(), 10)
     try:
         yield store
     finally:
@@ -62,6 +63,6 @@ async def shared(url: str, *, mode=FailMode.LOCAL, cold: bool = False, prefix="t
             await running
 
 
-async def verdict(store, spec, ask, *, within: float = 10):
+async def verdict(store, spec, ask, *, within: float = PATIENCE_S):
     found = store.acquire(spec, ask)
     return await asyncio.wait_for(found, within) if isinstance(found, asyncio.Future) else found

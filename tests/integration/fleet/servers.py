@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import redis
 
 from gateway import private_store
+from tests.fixtures.ports import free_port
 
 
 @dataclass
@@ -45,12 +45,6 @@ def binaries() -> dict[str, Path]:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 @contextlib.contextmanager
 def running(name: str, *options: str, port: int = 0):
     """A server of that kind until the block ends."""
@@ -72,7 +66,7 @@ def running(name: str, *options: str, port: int = 0):
 
 
 def _await_ready(server: Server) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         try:
             with server.client() as client:

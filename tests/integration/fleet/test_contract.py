@@ -9,6 +9,7 @@ import pytest
 
 from gateway.admission.core import Admit, Late, Never, Outcome, Shed
 from gateway.units import Mode
+from tests.fixtures.waiting import PATIENCE_S, until
 from tests.integration.fleet import desk
 from tests.integration.fleet.desk import SECOND, ask_of, spec_of, verdict
 
@@ -25,11 +26,7 @@ def opened(request, valkey, prefix):
 
 async def settled(store, pool: str = "pool:p") -> int:
     """Calls in flight, once everything said has been heard."""
-    for _ in range(40):
-        view = store.view(pool)
-        if view is not None and view.in_flight == 0:
-            return 0
-        await asyncio.sleep(0.02)
+    await until(lambda: (view := store.view(pool)) is not None and view.in_flight == 0)
     return store.view(pool).in_flight
 
 
@@ -62,7 +59,7 @@ async def test_a_settlement_frees_the_permit_and_the_next_in_line_goes(opened):
         await asyncio.sleep(0.1)
         assert not second.done()
         store.settle("pool:p", "a", outcome=Outcome.SERVED, actual=(SECOND,))
-        assert isinstance(await asyncio.wait_for(second, 5), Admit)
+        assert isinstance(await asyncio.wait_for(second, PATIENCE_S), Admit)
 
 
 @of
@@ -74,7 +71,7 @@ async def test_a_cancelled_wait_leaves_the_line_to_the_next(opened):
         await asyncio.sleep(0.05)
         gone.cancel()
         store.settle("pool:p", "a", outcome=Outcome.SERVED, actual=None)
-        assert isinstance(await asyncio.wait_for(next_one, 5), Admit)
+        assert isinstance(await asyncio.wait_for(next_one, PATIENCE_S), Admit)
         store.settle("pool:p", "c", outcome=Outcome.SERVED, actual=None)
         assert await settled(store) == 0
 
@@ -110,7 +107,7 @@ async def test_a_queue_beyond_the_deadline_is_refused_at_once(opened):
         spec = spec_of(limits={"rpm": 60})
         for n in range(60):
             store.acquire(spec, ask_of(f"r{n}"))
-        got = await verdict(store, spec, ask_of("late", deadline_in=1_000), within=2)
+        got = await verdict(store, spec, ask_of("late", deadline_in=1_000))
         assert isinstance(got, Shed)
         assert got.eta > SECOND
 
@@ -120,7 +117,7 @@ async def test_the_deadline_ends_a_wait(opened):
     async with opened() as store:
         spec = spec_of(concurrency=1)
         await verdict(store, spec, ask_of("a"))
-        got = await verdict(store, spec, ask_of("b", deadline_in=SECOND // 5), within=2)
+        got = await verdict(store, spec, ask_of("b", deadline_in=SECOND // 5))
         assert isinstance(got, Late)
 
 
@@ -131,7 +128,7 @@ async def test_the_deadline_ends_a_wait_of_more_than_a_second(opened):
         spec = spec_of(concurrency=1)
         await verdict(store, spec, ask_of("a"))
         began = asyncio.get_running_loop().time()
-        got = await verdict(store, spec, ask_of("b", deadline_in=SECOND * 13 // 10), within=4)
+        got = await verdict(store, spec, ask_of("b", deadline_in=SECOND * 13 // 10))
         assert isinstance(got, Late)
         assert asyncio.get_running_loop().time() - began >= 1.25
 
@@ -198,7 +195,7 @@ async def test_newer_rules_free_those_who_wait(opened):
         second = store.acquire(spec, ask_of("b"))
         await asyncio.sleep(0.05)
         store.follow(replace(spec, concurrency=5, revision=2))
-        assert isinstance(await asyncio.wait_for(second, 5), Admit)
+        assert isinstance(await asyncio.wait_for(second, PATIENCE_S), Admit)
 
 
 @of

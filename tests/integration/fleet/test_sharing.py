@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +18,8 @@ from gateway.resilience.breaker import BreakerRules, State
 from gateway.resilience.loops import LoopRules, Spending
 from gateway.resilience.repeats import Event, Print, Tally
 from gateway.sharing import Sharing
+from tests.fixtures.ports import free_port
+from tests.fixtures.waiting import Turns, until
 from tests.integration.fleet import servers
 
 pytestmark = pytest.mark.integration
@@ -63,11 +64,9 @@ async def member(url: str, prefix: str, name: str):
 
 async def soon(fact) -> float:
     """Seconds until the fact held, at most a second as promised."""
-    began = time.monotonic()
-    async with asyncio.timeout(5):
-        while not fact():  # noqa: ASYNC110 - looks at facts of another process
-            await asyncio.sleep(0.01)
-    return time.monotonic() - began
+    async with Turns() as turns:
+        await until(fact)
+        return turns.seconds
 
 
 def tell(one, scope: str, state: State, *, sick: bool = True, left: int = 20 * SECOND) -> None:
@@ -132,9 +131,11 @@ def test_what_goes_well_elsewhere_keeps_it_closed(valkey, prefix):
             for _ in range(60):
                 succeeds(one, "s")
             fails(one, "s")
+            await until(lambda: one.sharing.results._scopes["s"].ours)
             fails(two, "s")
             succeeds(two, "s")
-            await asyncio.sleep(0.6)
+            theirs = two.breakers.of("s", RULES)
+            await until(lambda: sum(each.good for _, each in theirs._others.values()) >= 60)
             for _ in range(5):  # six of twelve: alone that would be half, and enough to judge by
                 succeeds(two, "s")
                 assert not fails(two, "s")
@@ -153,9 +154,11 @@ def test_an_old_change_does_not_undo_a_newer_one_of_our_own(valkey, prefix):
             async with member(valkey.url, prefix, "two") as two:
                 await soon(lambda: two.breakers.of("s", RULES).state is State.OPEN)
                 tell(two, "s", State.CLOSED)
+                tell(two, "other", State.OPEN)
                 await soon(lambda: one.breakers.of("s", RULES).state is State.CLOSED)
+                await soon(lambda: one.breakers.of("other", RULES).state is State.OPEN)
             async with member(valkey.url, prefix, "late") as late:
-                await asyncio.sleep(0.3)
+                await soon(lambda: late.breakers.of("other", RULES).state is State.OPEN)
                 assert late.breakers.of("s", RULES).state is State.CLOSED
 
     asyncio.run(run())
@@ -190,38 +193,51 @@ def test_what_a_task_uses_is_added_up_and_begins_anew_everywhere(valkey, prefix)
                     book.pour(10, 2)
                     each.sharing.books.pour(book, 10, 2)
                 await asyncio.sleep(0.02)
-            await asyncio.sleep(0.4)
             for each, book in pairs:
-                await each.sharing.books.refresh((book,), each.clock.now() + 2 * SECOND)
-                assert (book.tokens, book.money) == (100, 20)
+                await until(lambda e=each, b=book: reads(e, b, (100, 20)))
 
             here.clear()
             one.sharing.books.clear(here)
             here.pour(3, 1)
             one.sharing.books.pour(here, 3, 1)
-            await asyncio.sleep(0.4)
-            await two.sharing.books.refresh((there,), two.clock.now() + 2 * SECOND)
-            assert there.tokens == 3
+            await until(lambda: reads(two, there, (3, 1)))
             assert (here.tokens, here.money) == (3, 1)
 
     asyncio.run(run())
+
+
+async def reads(one, book: Spending, sums: tuple[int, int]) -> bool:
+    """Whether that is what the book says at that gateway, once it has heard of the fleet."""
+    await one.sharing.books.refresh((book,), one.clock.now() + 2 * SECOND)
+    return (book.tokens, book.money) == sums
 
 
 READ = Print(exact=1, masked=2, changes=False)
 WRITE = Print(exact=3, masked=4, changes=True)
 
 
+async def heard(one, tally: Tally) -> None:
+    """Whatever that gateway had to tell is told, and it knows what the store knows."""
+    since = one.clock.now()
+
+    async def new() -> bool:
+        await one.sharing.called.refresh(tally, LOOPS, one.clock.now() + 2 * SECOND)
+        return tally.heard_at > since
+
+    await until(new)
+
+
 async def calls(one, tally: Tally, made: Print, result: int | None = None):
     """A tool call at that gateway; what the rules say of it first."""
+    await heard(one, tally)
     now = one.clock.now()
-    await one.sharing.called.refresh(tally, LOOPS, now + 2 * SECOND)
     verdict = tally.judge(made, LOOPS, now)
     tally.made(made, LOOPS, now)
     one.sharing.called.note(tally, Event(now, made), LOOPS)
     if result is not None:
         tally.returned(made, result, now + 1)
         one.sharing.called.note(tally, Event(now + 1, made, result), LOOPS)
-    await asyncio.sleep(0.3)  # within a second the others know
+    await heard(one, tally)  # so the store has heard of it, and the others will
     return None if verdict is None else (verdict.rule.value, verdict.refuse, verdict.count)
 
 
@@ -241,7 +257,7 @@ def test_tool_calls_by_way_of_two_gateways_are_repeated_as_if_it_were_one(valkey
 
             here.clear()
             one.sharing.called.clear(here, LOOPS)
-            await asyncio.sleep(0.3)
+            await heard(one, here)
             assert await calls(one, here, WRITE) is None
             assert await calls(two, there, WRITE) is None, "began anew, at both"
 
@@ -273,7 +289,8 @@ def test_while_the_store_is_away_nothing_is_told_twice_and_memory_is_bounded(pre
         book = Spending(name=78, lasts=60 * SECOND)
         book.pour(10, 0)
         one.sharing.books.pour(book, 10, 0)
-        await asyncio.sleep(0.4)
+        await until(lambda: reads(one, book, (10, 0)))
+        await until(lambda: len(one.sharing.books) == 0)
         server.process.kill()
         for number in range(MOST_PENDING + 500):
             one.sharing.books.pour(Spending(name=1_000 + number), 1, 0)
@@ -322,7 +339,7 @@ def test_news_that_cannot_be_read_is_left_alone(valkey, prefix):
 
 def test_without_its_store_a_process_still_revokes_for_itself(prefix):
     async def run():
-        port = servers.free_port()
+        port = free_port()
         async with member(f"redis://127.0.0.1:{port}", prefix, "alone") as alone:
             alone.sharing.revoke("key:ci")
             tell(alone, "s", State.OPEN)

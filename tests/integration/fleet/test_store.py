@@ -16,6 +16,7 @@ from gateway.admission.fleet import RedisLink, parse
 from gateway.admission.remote import FailMode
 from gateway.errors import StoreUnavailable
 from loadtests.redis_server import leases
+from tests.fixtures.waiting import PATIENCE_S, until
 from tests.integration.fleet import desk, servers
 from tests.integration.fleet.desk import SECOND, ask_of, spec_of, verdict
 
@@ -27,13 +28,6 @@ START = 1_700_000_000 * SECOND
 
 def settle(store, rid: str, pool: str = "pool:p") -> None:
     store.settle(pool, rid, outcome=Outcome.SERVED, actual=None)
-
-
-async def until(fact, within: float = 10) -> None:
-    """The fact holds, before so many seconds have passed."""
-    async with asyncio.timeout(within):
-        while not fact():  # noqa: ASYNC110 - looks at facts of another process
-            await asyncio.sleep(0.02)
 
 
 def test_two_gateways_share_one_limit_and_one_line(server, prefix):
@@ -50,10 +44,10 @@ def test_two_gateways_share_one_limit_and_one_line(server, prefix):
             await asyncio.sleep(0.1)
             assert not second.done()
             settle(one, "a")
-            await asyncio.wait_for(second, 2)
+            await asyncio.wait_for(second, PATIENCE_S)
             assert not third.done()
             settle(two, "b")
-            assert isinstance(await asyncio.wait_for(third, 2), Admit)
+            assert isinstance(await asyncio.wait_for(third, PATIENCE_S), Admit)
 
     asyncio.run(run())
 
@@ -63,10 +57,13 @@ def test_an_idle_store_sends_nothing(server, prefix):
         async with desk.shared(server.url, prefix=prefix) as store:
             await verdict(store, spec_of(), ask_of("a"))
             settle(store, "a")
-            await asyncio.sleep(0.3)
-            before = store.calls()
-            await asyncio.sleep(1)
-            assert store.calls() == before
+
+            async def quiet() -> bool:
+                before = store.calls()
+                await asyncio.sleep(1)
+                return store.calls() == before
+
+            await until(quiet)
 
     asyncio.run(run())
 
@@ -148,12 +145,12 @@ def test_a_store_that_stops_opens_local_shares_and_takes_what_they_cost_when_it_
                 spec = spec_of()
                 await verdict(store, spec, ask_of("a"))
                 os.kill(server.process.pid, signal.SIGSTOP)
-                got = await verdict(store, spec, ask_of("b"), within=5)
+                got = await verdict(store, spec, ask_of("b"))
                 assert isinstance(got, Admit)
                 assert store.away
                 settle(store, "b")
                 os.kill(server.process.pid, signal.SIGCONT)
-                await until(lambda: not store.away, 15)
+                await until(lambda: not store.away)
                 await verdict(store, spec, ask_of("c"))
                 await until(lambda: store.view("pool:p").dimensions[0].used >= 3 * SECOND * 0.5)
                 assert store.view("pool:p").in_flight == 2, (
@@ -181,11 +178,11 @@ def test_a_store_that_restarts_empty_loses_no_waiter_and_starts_with_a_full_wind
                     for n in range(3):
                         settle(store, f"held{n}")
                     for n, wait in enumerate(waits):
-                        got = await asyncio.wait_for(wait, 30)
+                        got = await asyncio.wait_for(wait, PATIENCE_S)
                         assert isinstance(got, Admit)
                         settle(store, f"r{n}")
-                    await until(lambda: not store.away, 20)
-                    await verdict(store, spec, ask_of("after"), within=20)
+                    await until(lambda: not store.away)
+                    await verdict(store, spec, ask_of("after"))
                     used = store.view("pool:p").dimensions[0].used
                     assert used > 500 * SECOND, "a new store must think its window spent"
 
@@ -198,7 +195,7 @@ def test_a_closed_pool_keeps_its_waiters_to_their_deadline(prefix):
             async with desk.shared(server.url, prefix=prefix, mode=FailMode.CLOSED) as store:
                 await verdict(store, spec_of(), ask_of("a"))
                 os.kill(server.process.pid, signal.SIGSTOP)
-                got = await verdict(store, spec_of(), ask_of("b", deadline_in=2 * SECOND), within=5)
+                got = await verdict(store, spec_of(), ask_of("b", deadline_in=2 * SECOND))
                 assert isinstance(got, Late)
                 os.kill(server.process.pid, signal.SIGCONT)
 
