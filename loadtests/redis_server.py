@@ -59,8 +59,8 @@ class Store:
         return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
 
 
-NUMBERS, LANES_OF_NUMBERS = 27, 20
-"""Numbers at the head of a pool's state, and those of its lanes; see `admit.lua`."""
+NUMBERS, LANES_OF_NUMBERS = 28, 20
+"""Single numbers of a pool's state, and those of its lanes; see `admit.lua`."""
 
 
 def leases(client: redis.Redis, base: str) -> dict[str, float]:

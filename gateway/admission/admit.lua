@@ -26,7 +26,7 @@
 -- Numbers are doubles, packed as such: text would lose digits (tostring(1.7e15) is 1.7e+15) and
 -- costs ten times as much. All are integers below 2^53 but the drained fractions. `floor(a / b)` is
 -- exact for those: a quotient below 2^53 / b cannot round up to the next integer.
-local LAYOUT, MICRO, FULL, BACKUP = 2, 1000000, 1000000, 50000
+local LAYOUT, MICRO, FULL, BACKUP = 3, 1000000, 1000000, 50000
 local floor, ceil, max, min, unp, pk, sub, rep, concat, call     -- bound by the first call: none exists while loading
 local function int(x) return string.format('%d', x) end   -- %d casts to 64 bits: exact, and a third of %.0f
 local formats = {}                             -- beginning, then how many doubles behind it -> format
@@ -43,27 +43,56 @@ local function format(before, n, after)
   end
   return f
 end
-local function doubles(n) return format('<', n) end
+local vectors = {}                             -- n -> format of n doubles
+local function doubles(n)
+  local f = vectors[n]
+  if not f then
+    f = '<' .. rep('d', n)
+    vectors[n] = f
+  end
+  return f
+end
 local function packed(v)
   local n = #v
   if n == 0 then return '' end
   return pk(doubles(n), unpack(v))
 end
 
--- State `t`: the numbers of SCALARS by name; then by index four lanes each from V, BL, CN, TOP, FIN
--- (lane 0 at +0), five numbers per dimension and three per log.
-local SCALARS = {'lay', 'epoch', 'version', 'now', 'factor', 'factor_at', 'cut_at', 'blocked', 'ease', 'eased', 'hold', 'chores', 'seq',
-  'lseq', 'fly', 'waiting', 'places', 'shadow', 'seats', 'trust', 'due', 'demand', 'demand_at', 'zero', 'zero_at', 'touch',
-  'listed'}
-local V, BL, CN, TOP, FIN, HEAD = 1, 5, 9, 13, 17, 20
+-- State `t`: the numbers of SCALARS by name; then by index four lanes each from BL, CN, V, TOP, FIN
+-- (lane 0 at +0), five numbers per dimension and three per log. `:st` begins with what few ticks
+-- change: layout, head of the rules, scalars from RARE on, BL, CN, and what follows SU. Whoever changes
+-- one of these sets `stale`, else only the bytes behind are written: the seal (writer, epoch, version,
+-- now), the other scalars and numbers, and what is young.
+local SCALARS = {'lay', 'epoch', 'version', 'now', 'seq', 'lseq', 'fly', 'hold', 'demand', 'demand_at', 'factor', 'factor_at', 'cut_at',
+  'blocked', 'ease', 'eased', 'chores', 'waiting', 'places', 'shadow', 'seats', 'trust', 'due', 'zero', 'zero_at', 'touch', 'listed'}
+local SEAL, RARE = 4, 11
+local BL, CN, V, TOP, FIN, HEAD, BEFORE_FIN = 1, 5, 9, 13, 17, 20, 16
+local stale                  -- one of the numbers that few ticks change has changed
+local PAD = 64               -- zeros that may stand behind the last young entry
+local CHECK = 0              -- 1: find out whether anybody forgot to say so
 
--- One call's own values. What was read or written (grants, finishes, seats, log cells) outlives the
--- call in `known`, for as long as the stored state is byte for byte the one that this code wrote.
-local c, base, B, K = {events = {}, out = {}, view = {}}, '', '', nil   -- tables are used again: they keep their size
+-- One call's own values.
+local c, base, B = {events = {}, out = {}, view = {}}, '', ''   -- tables are used again: they keep their size
+
+-- The pool: what was read or written outlives the call in `known`, for as long as the stored state is
+-- the one that this code wrote. Its seal says so: who wrote it (an address in that server's memory),
+-- epoch, version, instant. No two ticks that one server remembers share them, and of two servers that
+-- both wrote while neither saw the other, each knows its own.
+--   seal, state, head, rules; lead: bytes before the seal; size: of young entries, as stored
+--   odd: grants_gone, queues_dirty or mail_dirty may hold something
+--   grants  by request id; complete: no other is in flight
+--   grants_put, grants_gone  young: their entries, and ids that `:if` still holds
+--   ends  where complete: order of ending -> rid, and none before `first`
+--   finishes, finish_put, on_file  by lane + 1; on_file: `:fl<lane>` holds something
+--   queues  lane|tenant -> {count, latest tag} of a tenant's waiters, as far as known
+--   waiters  by request id; everyone: nobody else waits
+--   seats; mail  gateway -> letters, as far as known
+local P
 local MOST_KNOWN = 5000      -- pools remembered; beyond it all are forgotten at once
 local MOST_HELD = 2000       -- grants remembered per pool; above, they lie in `:if` and `:ls` alone
 local MOST_YOUNG = 40        -- entries that ride in `:st`
 local MOST_CELLS = 256       -- log cells remembered per window that are not young
+local writer                 -- says whose memory this is
 local known, pools = {}, 0   -- base of keys -> what its last call left behind
 
 -- --- rules
@@ -72,7 +101,8 @@ local R, nd            -- the rules in force, their number of dimensions
 local lim, win, cal, off, logof, scales, depths, caps, ceilings, rolling
 local logs             -- per distinct window: {w, width, keep, dims, key, oldest = index in t, cells = {}, dirty = {}}
 local t                -- the state's numbers
-local LV, SU, FO, FAT, FR  -- offsets of the numbers per dimension
+local FR, LV, SU, FO, FAT  -- offsets of the numbers per dimension; OFT numbers of `t` from V on change often
+local OFT
 
 local function rules(body)
   local n = string.byte(body)
@@ -102,6 +132,7 @@ local function prepare(r)
     r.lim[i], r.win[i], r.cal[i], r.off[i] = limit, window, calendar, r[12 * i + 11]
     r.scales[i] = calendar > 0 and 0 or window / max(1, limit)
     r.rolling = r.rolling or calendar == 0
+    r.calendar = r.calendar or calendar > 0
     for lane = 1, 4 do
       local c0 = r[12 * i + 5 + lane]
       r.depths[lane][i] = calendar > 0 and limit or r[12 * i + 1 + lane]
@@ -124,15 +155,26 @@ local function prepare(r)
   for k, g in ipairs(r.logs) do
     g.oldest = HEAD + 5 * r.n + 3 * k - 2     -- then due, then cells in the ring
     g.nd = #g.dims
+    g.entry = format('<BBd', g.nd)
     for at, i in ipairs(g.dims) do g[i] = at end
   end
+  r.even = #r.logs > 0                        -- every dimension has a log
+  for i = 1, r.n do r.even = r.even and r.logof[i] and true end
+  local rare = (#SCALARS - RARE + 1) + (V - 1) + 2 * r.n + 3 * #r.logs
+  r.rarely, r.often = format('<dc24', rare), doubles(RARE - SEAL - 1 + 12 + 3 * r.n)
+  r.sealed = 32 + 8 * rare
+  r.first, r.last = int(r.sealed), int(r.sealed + 31)
+  r.plain = '<BdddddBdBBxxxxxxxxxxI4c0xxxxxxxxBB' .. rep('d', 4 + 3 * r.n)
+  r.said = '<BdddddBdBBI2c0I2c0HI4c0I4c0I4c0I4c0BB'
+  r.go = '<BI2c0ddB' .. rep('d', r.n)
 end
 local function use(r, warm)
+  if warm and r == R then return end
   if not r.lim then prepare(r) end
   R, nd, logs, rolling = r, r.n, r.logs, r.rolling
   lim, win, cal, off, logof, scales = r.lim, r.win, r.cal, r.off, r.logof, r.scales
   depths, caps, ceilings = r.depths, r.caps, r.ceilings
-  LV, SU, FO, FAT, FR = HEAD, HEAD + nd, HEAD + 2 * nd, HEAD + 3 * nd, HEAD + 4 * nd
+  FR, LV, SU, FO, FAT, OFT = HEAD, HEAD + nd, HEAD + 2 * nd, HEAD + 3 * nd, HEAD + 4 * nd, 12 + 3 * nd
   if not warm then
     for _, g in ipairs(logs) do g.cells, g.dirty, g.top = {}, {}, false end
   end
@@ -291,6 +333,7 @@ local function flush_cells(g)               -- one stretch, or two where the rin
 end
 local function forget(g, now)
   local edge = floor((now - g.keep) / g.width)
+  stale = true
   t[g.oldest + 1] = (edge + 1) * g.width + g.keep
   local first, cells, dirty = t[g.oldest], g.cells, g.dirty
   if edge <= first then return end
@@ -424,10 +467,11 @@ local function growing() return t.factor < FULL or lent() end
 local function easing()
   local since = t.now - t.ease
   if t.ease == 0 or since < 0 then return 0 end
-  if since >= MICRO then t.ease = 0; return 0 end
+  if since >= MICRO then t.ease, stale = 0, true; return 0 end
   return max(0, t.eased * 100000 - since)
 end
 local function decay()
+  stale = true
   for i = 1, nd do
     local share = t[FO + i]
     if share > 0 then
@@ -450,15 +494,23 @@ local function meter_advance(now)
   if t.factor < FULL then
     local seconds = floor((now - t.factor_at) / MICRO)
     if seconds > 0 then
-      t.factor = min(FULL, t.factor + seconds * 1000)
+      t.factor, stale = min(FULL, t.factor + seconds * 1000), true
       t.factor_at = t.factor_at + seconds * MICRO
     end
   end
+  local usual, borrowed, fast = t.factor == FULL and R.fast ~= nil, false, R.fast
   for i = 1, nd do
-    local level = t[LV + i]
+    local level, foreign = t[LV + i], t[FO + i]
+    if foreign > 0 then borrowed = true end
     if level > 0 and cal[i] == 0 then
-      local drained = rate(i) * elapsed + t[FR + i]
-      local whole = floor(drained)
+      local r
+      if usual and foreign == 0 then            -- as `rate` would say
+        r = t[SU + i] < R.brinks[i] and R.calm[i] or fast[i]
+      else
+        r = rate(i)
+      end
+      local drained = r * elapsed + t[FR + i]
+      local whole = drained - drained % 1
       if level > whole then
         t[LV + i], t[FR + i] = level - whole, drained - whole
       else
@@ -466,16 +518,19 @@ local function meter_advance(now)
       end
     end
   end
-  if lent() then decay() end
-  for i = 1, nd do
-    if cal[i] > 0 and now >= ends_at(i, before) then t[LV + i] = 0 end
+  if borrowed then decay() end
+  if R.calendar then
+    for i = 1, nd do
+      if cal[i] > 0 and now >= ends_at(i, before) then t[LV + i] = 0 end
+    end
   end
-  for _, g in ipairs(logs) do
+  for k = 1, #logs do
+    local g = logs[k]
     if now >= t[g.oldest + 1] then forget(g, now) end
   end
 end
 local function charge(cost, most)
-  if t.ease ~= 0 then t.eased = t.eased + 1 end
+  if t.ease ~= 0 then t.eased, stale = t.eased + 1, true end
   for k = 1, #logs do
     local g = logs[k]
     local held, number = held_at(g, t.now)
@@ -588,9 +643,6 @@ local ALL = {':cf', ':sh', ':q0', ':q1', ':q2', ':q3', ':rq', ':qt', ':fl0', ':f
 
 -- --- grants
 
-local grants, complete       -- by request id; complete: no other is in flight
-local grants_put, grants_gone                -- young: their entries, and ids that `:if` still holds
-local ends                   -- where complete: order of ending -> rid, and none before `first`
 local leases, young = {}, {}   -- the rare ways
 -- a grant is {order, end, at, lane, weight, span, tag, shape, epoch, tenant, cost, stored}: stored, if `:if` holds it
 local function grant_text(g)
@@ -607,11 +659,11 @@ local function grant_of(raw)
   return g
 end
 local function grant(rid)
-  local g = grants[rid]
-  if g or complete or t.fly == 0 or grants_gone[rid] then return g end
+  local g = P.grants[rid]
+  if g or P.complete or t.fly == 0 or P.grants_gone[rid] then return g end
   local raw = call('HGET', base .. ':if', rid)
   g = raw and grant_of(raw) or nil
-  grants[rid] = g
+  P.grants[rid] = g
   return g
 end
 function leases.fetch(rids)            -- all at once: a call for each would cost more than the rest
@@ -620,33 +672,33 @@ function leases.fetch(rids)            -- all at once: a call for each would cos
     local found = call('HMGET', base .. ':if', unpack(rids, first, last))
     for k = first, last do
       local rid, raw = rids[k], found[k - first + 1]
-      if raw and not grants[rid] and not grants_gone[rid] then grants[rid] = grant_of(raw) end
+      if raw and not P.grants[rid] and not P.grants_gone[rid] then P.grants[rid] = grant_of(raw) end
     end
   end
 end
 local function last_to_end(rid, g)
-  if complete and g[1] then ends[g[1]] = nil end
+  if P.complete and g[1] then P.ends[g[1]] = nil end
   t.lseq = t.lseq + 1
-  g[1], grants_put[rid] = t.lseq, true
-  if complete then ends[t.lseq] = rid end
+  g[1], P.grants_put[rid] = t.lseq, true
+  if P.complete then P.ends[t.lseq] = rid end
 end
 local function hold_grant(rid, g)
   t.fly = t.fly + 1
-  g[12] = grants_gone[rid]
-  grants[rid], grants_gone[rid] = g, nil
+  g[12] = P.grants_gone[rid]
+  P.grants[rid], P.grants_gone[rid] = g, nil
   last_to_end(rid, g)
 end
 local function drop_grant(rid, g)
   t.fly = t.fly - 1
-  if complete then ends[g[1]] = nil end
-  if g[12] then grants_gone[rid] = true end
-  grants[rid], grants_put[rid] = nil, nil
+  if P.complete then P.ends[g[1]] = nil end
+  if g[12] then P.grants_gone[rid], P.odd = true, true end
+  P.grants[rid], P.grants_put[rid] = nil, nil
 end
 local function flush_grants()
-  if next(grants_put) then
+  if next(P.grants_put) then
     local put, order, n = {}, {}, 0
-    for rid in pairs(grants_put) do
-      local g = grants[rid]
+    for rid in pairs(P.grants_put) do
+      local g = P.grants[rid]
       put[n + 1], put[n + 2] = rid, grant_text(g)
       order[n + 1], order[n + 2] = int(g[1]), rid
       n, g[12] = n + 2, true
@@ -656,60 +708,60 @@ local function flush_grants()
       call('HSET', base .. ':if', unpack(put, k, last))
       if t.listed == 1 then call('ZADD', base .. ':ls', unpack(order, k, last)) end
     end
-    grants_put = {}
+    P.grants_put = {}
     touch(':if')
   end
-  if next(grants_gone) then
+  if next(P.grants_gone) then
     local gone = {}
-    for rid in pairs(grants_gone) do gone[#gone + 1] = rid end
+    for rid in pairs(P.grants_gone) do gone[#gone + 1] = rid end
     for k = 1, #gone, 1000 do
       local last = min(k + 999, #gone)
       call('HDEL', base .. ':if', unpack(gone, k, last))
       if t.listed == 1 then call('ZREM', base .. ':ls', unpack(gone, k, last)) end
     end
-    grants_gone = {}
+    P.grants_gone = {}
   end
-  if not complete then grants = {} end
+  if not P.complete then P.grants = {} end
 end
 function leases.know()                    -- the grants in memory are all there are
   local n, first = 0, t.lseq + 1
-  complete, ends = true, {}
-  for rid, g in pairs(grants) do
-    n, ends[g[1]] = n + 1, rid
+  P.complete, P.ends = true, {}
+  for rid, g in pairs(P.grants) do
+    n, P.ends[g[1]] = n + 1, rid
     if g[1] < first then first = g[1] end
   end
-  ends.first, t.fly = first, n
+  P.ends.first, t.fly = first, n
 end
 function leases.read()
   local all = call('HGETALL', base .. ':if')
-  for k = 1, #all, 2 do grants[all[k]] = grant_of(all[k + 1]) end
+  for k = 1, #all, 2 do P.grants[all[k]] = grant_of(all[k + 1]) end
 end
 function leases.keep()                 -- few enough to be held in memory
   flush_grants()
   leases.read()
   leases.know()
   if t.listed == 1 then call('DEL', base .. ':ls') end
-  t.listed = 0
+  t.listed, stale = 0, true
 end
 function leases.list()                 -- too many
   flush_grants()
   local order, n = {}, 0
-  for rid, g in pairs(grants) do
+  for rid, g in pairs(P.grants) do
     order[n + 1], order[n + 2] = int(g[1]), rid
     n = n + 2
   end
   call('DEL', base .. ':ls')
   for k = 1, n, 1000 do call('ZADD', base .. ':ls', unpack(order, k, min(k + 999, n))) end
   touch(':ls')
-  t.listed, complete, grants, ends = 1, false, {}, {}
+  t.listed, stale, P.complete, P.grants, P.ends = 1, true, false, {}, {}
 end
 local function first_grant()                -- rid and grant that end first
   if t.fly == 0 then return nil end
-  if complete then
-    local at = ends.first
-    while not ends[at] and at < t.lseq do at = at + 1 end
-    ends.first = at
-    return ends[at], grants[ends[at]]
+  if P.complete then
+    local at = P.ends.first
+    while not P.ends[at] and at < t.lseq do at = at + 1 end
+    P.ends.first = at
+    return P.ends[at], P.grants[P.ends[at]]
   end
   flush_grants()
   local rid = call('ZRANGE', base .. ':ls', '0', '0')[1]
@@ -725,7 +777,7 @@ function leases.expire(now)
   while t.fly > 0 and ended < 1000 do
     local rid, g = first_grant()
     if not g or g[2] > now then return end
-    if complete then
+    if P.complete then
       drop_grant(rid, g)
       ended = ended + 1
     else
@@ -739,10 +791,10 @@ function leases.expire(now)
   end
 end
 function leases.each(change)            -- of all, for the rare ways
-  if complete then
-    for rid, g in pairs(grants) do
+  if P.complete then
+    for rid, g in pairs(P.grants) do
       change(g)
-      grants_put[rid] = true
+      P.grants_put[rid] = true
     end
     return
   end
@@ -754,51 +806,50 @@ function leases.each(change)            -- of all, for the rare ways
       call('HSET', base .. ':if', rid, grant_text(g))
     end
   end
-  grants = {}
+  P.grants = {}
 end
 
 -- --- the line
 
-local finishes, finish_put, on_file          -- by lane + 1; on_file: `:fl<lane>` holds something
 local function finish_of(lane, tenant)
-  local f = finishes[lane + 1][tenant]
+  local f = P.finishes[lane + 1][tenant]
   if f == nil then
-    f = on_file[lane + 1] and tonumber(call('ZSCORE', base .. ':fl' .. lane, tenant) or false) or 0
-    finishes[lane + 1][tenant] = f
+    f = P.on_file[lane + 1] and tonumber(call('ZSCORE', base .. ':fl' .. lane, tenant) or false) or 0
+    P.finishes[lane + 1][tenant] = f
   end
   return f
 end
 local function fetch_finishes(lane, tenants)  -- a set of names
   local names = {}
   for tenant in pairs(tenants) do
-    if finishes[lane + 1][tenant] == nil and #names < 1000 then names[#names + 1] = tenant end
+    if P.finishes[lane + 1][tenant] == nil and #names < 1000 then names[#names + 1] = tenant end
   end
   if #names < 2 then return end
   local found = call('ZMSCORE', base .. ':fl' .. lane, unpack(names))
-  for k, tenant in ipairs(names) do finishes[lane + 1][tenant] = found[k] and tonumber(found[k]) or 0 end
+  for k, tenant in ipairs(names) do P.finishes[lane + 1][tenant] = found[k] and tonumber(found[k]) or 0 end
 end
 local function clear_finishes(lane)
-  local all, put = finishes[lane + 1], finish_put[lane + 1]
+  local all, put = P.finishes[lane + 1], P.finish_put[lane + 1]
   for tenant in next, all do all[tenant], put[tenant] = nil, nil end
   t[FIN + lane] = 0
-  if on_file[lane + 1] then call('DEL', base .. ':fl' .. lane) end
-  on_file[lane + 1] = false
+  if P.on_file[lane + 1] then call('DEL', base .. ':fl' .. lane) end
+  P.on_file[lane + 1] = false
 end
 local function flush_finishes()
   for lane = 0, 3 do
-    if next(finish_put[lane + 1]) then
+    if next(P.finish_put[lane + 1]) then
       local put, gone = {}, {}
-      for tenant in pairs(finish_put[lane + 1]) do
-        local f = finishes[lane + 1][tenant]
+      for tenant in pairs(P.finish_put[lane + 1]) do
+        local f = P.finishes[lane + 1][tenant]
         if f == 0 then gone[#gone + 1] = tenant else put[#put + 1] = int(f); put[#put + 1] = tenant end
       end
       for k = 1, #put, 1000 do call('ZADD', base .. ':fl' .. lane, unpack(put, k, min(k + 999, #put))) end
-      if on_file[lane + 1] then
+      if P.on_file[lane + 1] then
         for k = 1, #gone, 1000 do call('ZREM', base .. ':fl' .. lane, unpack(gone, k, min(k + 999, #gone))) end
       end
-      finish_put[lane + 1] = {}
+      P.finish_put[lane + 1] = {}
       if #put > 0 then
-        on_file[lane + 1] = true
+        P.on_file[lane + 1] = true
         touch(':fl' .. lane)
       end
     end
@@ -815,24 +866,23 @@ local function rebook(lane, tenant, change)
     if change <= 0 then return end
     t[FIN + lane] = 1
   end
-  local all = finishes[l]
+  local all = P.finishes[l]
   local old = all[tenant] or finish_of(lane, tenant)
   local finish = (old > virtual and old or virtual) + change
   if finish > virtual then
-    all[tenant], finish_put[l][tenant] = finish, true
+    all[tenant], P.finish_put[l][tenant] = finish, true
     if finish > t[TOP + lane] then t[TOP + lane] = finish end
   elseif old ~= 0 then                         -- at or before V it equals absence
-    all[tenant], finish_put[l][tenant] = 0, on_file[l] or nil
+    all[tenant], P.finish_put[l][tenant] = 0, P.on_file[l] or nil
   end
 end
-local queues, queues_dirty    -- lane|tenant -> {count, latest tag} of a tenant's waiters, as far as known
 local function queued(lane, tenant)
   local key = lane .. '|' .. tenant
-  local q = queues[key]
+  local q = P.queues[key]
   if not q then
     local raw = t.waiting > 0 and call('HGET', base .. ':qt', key)
     q = raw and {unp('<dd', raw)} or {0, 0}
-    queues[key] = q
+    P.queues[key] = q
   end
   return q, key
 end
@@ -858,7 +908,6 @@ local function number(before)
   t.seq = t.seq + 1
   return before and t.seq - BEFORE or t.seq
 end
-local waiters, everyone       -- by request id; everyone: nobody else waits
 local function member(w)
   local m = w.member
   if not m then
@@ -883,38 +932,38 @@ function young.waiter(rid, raw)
   return w
 end
 local function waiter(rid)
-  local w = waiters[rid]
-  if w == nil and not everyone then
+  local w = P.waiters[rid]
+  if w == nil and not P.everyone then
     local raw = t.waiting > 0 and call('HGET', base .. ':rq', rid)
     w = raw and young.waiter(rid, raw) or false
-    waiters[rid] = w
+    P.waiters[rid] = w
   end
   return w
 end
 local function join(w)
   local lane = w.lane
   local q, key = queued(lane, w.tenant)
-  waiters[w.rid] = w
+  P.waiters[w.rid] = w
   t[BL + lane], t[CN + lane], t.waiting = t[BL + lane] + w.span, t[CN + lane] + 1, t.waiting + 1
-  q[1], q[2], queues_dirty[key] = q[1] + 1, w.tag > q[2] and w.tag or q[2], true
+  q[1], q[2], P.queues_dirty[key], P.odd, stale = q[1] + 1, w.tag > q[2] and w.tag or q[2], true, true, true
   store_waiter(w)
   call('ZADD', base .. ':q' .. lane, int(w.tag), member(w))
   if t[CN + lane] == 1 then touch(':q' .. lane, ':rq') end
 end
 local function leave(w)
   local lane = w.lane
-  waiters[w.rid] = nil
+  P.waiters[w.rid] = nil
   call('HDEL', base .. ':rq', w.rid)
   call('ZREM', base .. ':q' .. lane, member(w))
   local q, key = queued(lane, w.tenant)
-  q[1], queues_dirty[key] = q[1] - 1, true
+  q[1], P.queues_dirty[key], P.odd, stale = q[1] - 1, true, true, true
   if q[1] == 0 then q[2] = 0 end
   t[BL + lane], t[CN + lane], t.waiting = t[BL + lane] - w.span, t[CN + lane] - 1, t.waiting - 1
 end
-local function zero_refunds(span) t.zero = max(0, t.zero - 10 * span) end
+local function zero_refunds(span) t.zero, stale = max(0, t.zero - 10 * span), true end
 local function zero_carries(span)
   local held = max(0, t.zero - 3 * (t.now - t.zero_at))
-  t.zero_at = t.now
+  t.zero_at, stale = t.now, true
   local fits = held + 10 * span <= 180 * MICRO
   t.zero = fits and held + 10 * span or held
   return fits
@@ -949,13 +998,13 @@ local function rest(now)
       if t[CN + lane] == 0 and t[TOP + lane] <= now then
         clear_finishes(lane)
         t[V + lane] = max(t[V + lane], now)
-      elseif on_file[lane + 1] then          -- a finish at or before V equals absence
+      elseif P.on_file[lane + 1] then          -- a finish at or before V equals absence
         flush_finishes()
-        finishes[lane + 1] = {}
+        P.finishes[lane + 1] = {}
         call('ZREMRANGEBYSCORE', base .. ':fl' .. lane, '-inf', int(t[V + lane]))
       else
-        for tenant, f in pairs(finishes[lane + 1]) do
-          if f <= t[V + lane] then finishes[lane + 1][tenant], finish_put[lane + 1][tenant] = nil, nil end
+        for tenant, f in pairs(P.finishes[lane + 1]) do
+          if f <= t[V + lane] then P.finishes[lane + 1][tenant], P.finish_put[lane + 1][tenant] = nil, nil end
         end
       end
     end
@@ -979,7 +1028,7 @@ end
 function places.drop(key)
   call('HDEL', base .. ':pl', key)
   call('ZREM', base .. ':px', key)
-  t.places = t.places - 1
+  t.places, stale = t.places - 1, true
 end
 function places.expire(now, least)
   for done = 0, 99 do
@@ -1007,40 +1056,40 @@ function places.keep(w, eta)
   if not known and t.places >= 10000 then places.expire(0, 1) end
   places.store(w.place, {tag = w.tag, seq = w.seq, lane = w.lane, step = step(w.span, w.weight), expires = t.now + eta + 120 * MICRO,
                         tenant = w.tenant})
-  if not known then t.places = t.places + 1 end
+  if not known then t.places, stale = t.places + 1, true end
   if t.places == 1 then touch(':pl', ':px') end
 end
 
 -- --- seats and mail
 
-local seats, seats_dirty, mail, mail_dirty, nudged, nudge   -- mail: gateway -> letters, as far as known
+local nudged, nudge
 local HALF = 30 * MICRO
 local function seat(name)
-  local s = seats[name]
+  local s = P.seats[name]
   if s == nil then
     local raw = call('HGET', base .. ':gw', name)
     s = raw and {} or false
     if raw then s.seen, s.demand, s.demand_at, s.mail_seq, s.letters = unp('<ddddd', raw) end
-    seats[name] = s
+    P.seats[name] = s
   end
   return s
 end
 local function flush_seats()
-  if not next(seats_dirty) then return end
+  if not next(P.seats_dirty) then return end
   local put = {}
-  for name in pairs(seats_dirty) do
-    local s, n = seats[name], #put
+  for name in pairs(P.seats_dirty) do
+    local s, n = P.seats[name], #put
     put[n + 1], put[n + 2] = name, pk('<ddddd', s.seen, s.demand, s.demand_at, s.mail_seq, s.letters)
   end
   for k = 1, #put, 1000 do call('HSET', base .. ':gw', unpack(put, k, min(k + 999, #put))) end
-  seats_dirty = {}
+  P.seats_dirty = {}
   touch(':gw')
 end
 local function letters(name)
-  local box = mail[name]
+  local box = P.mail[name]
   if not box then
     box = {seat(name).letters > 0 and call('HGET', base .. ':mb', name) or nil}
-    mail[name] = box
+    P.mail[name] = box
   end
   return box
 end
@@ -1064,7 +1113,7 @@ local function post(name, event)             -- into the gateway's mail, where i
   local box = letters(name)
   s.mail_seq, s.letters = s.mail_seq + 1, s.letters + 1
   box[#box + 1] = pk('<dI4c0', s.mail_seq, #event, event)
-  mail_dirty[name], seats_dirty[name] = true, true
+  P.mail_dirty[name], P.seats_dirty[name], P.odd = true, true, true
   return true
 end
 local function send(name, event)
@@ -1076,8 +1125,9 @@ end
 
 local read = {}
 local function go_event(rid, tag, waited)
+  if R.even then return pk(R.go, 0, #rid, rid, tag, waited, nd, unpack(t, SU + 1, SU + nd)) end
   for i = 1, nd do read[i] = logof[i] and t[SU + i] or t[LV + i] end
-  return pk(format('<BI2c0ddB', nd), 0, #rid, rid, tag, waited, nd, unpack(read, 1, nd))
+  return pk(R.go, 0, #rid, rid, tag, waited, nd, unpack(read, 1, nd))
 end
 local function shed_event(rid, eta, tag, full, because) return pk('<BI2c0ddBI2c0', 1, #rid, rid, eta, tag, full, #because, because) end
 local function never_event(rid, i, cost, most)
@@ -1113,7 +1163,7 @@ local function held_by(lane, cost)
 end
 local function stretched(work) if t.factor == FULL then return work end; return floor(work / (t.factor / 1e6)) end
 local function eta_of(w)
-  local known, limit = waiters[w.rid] and true or false, R.conc
+  local known, limit = P.waiters[w.rid] and true or false, R.conc
   local eta = stretched(ahead(w.lane))
   if known or eta > w.deadline_in then eta = stretched(ahead_of(w.lane, w.tag, w.seq)) end
   if limit > 0 and t.hold > 0 and t.fly >= limit then
@@ -1144,9 +1194,9 @@ local function cancel(rid)
   end
 end
 
-local function stalled() t.trust = t.now + R.dead end
+local function stalled() t.trust, stale = t.now + R.dead, true end
 local function restart(by)
-  t.epoch, t.version, t.touch = t.epoch + 1, 0, 0
+  t.epoch, t.version, t.touch, stale = t.epoch + 1, 0, 0, true
   if by ~= 0 then
     for _, k in ipairs({'now', 'factor_at', 'cut_at', 'zero_at', 'trust', 'due', 'demand_at'}) do t[k] = t[k] + by end
     t.blocked = max(0, t.blocked + by)
@@ -1160,7 +1210,7 @@ local function restart(by)
     flush_finishes()
     for lane = 0, 3 do
       t[V + lane], t[TOP + lane] = t[V + lane] + by, t[TOP + lane] + by
-      finishes[lane + 1] = {}
+      P.finishes[lane + 1] = {}
       local all = call('ZRANGE', base .. ':fl' .. lane, '0', '-1', 'WITHSCORES')
       for k = 1, #all, 2 do call('ZINCRBY', base .. ':fl' .. lane, int(by), all[k]) end
       for _, m in ipairs(call('ZRANGE', base .. ':q' .. lane, '0', '-1')) do
@@ -1171,7 +1221,7 @@ local function restart(by)
       end
     end
     young.queues()
-    queues = {}
+    P.queues = {}
     local all = call('HGETALL', base .. ':qt')
     for k = 1, #all, 2 do
       local count, last = unp('<dd', all[k + 1])
@@ -1185,7 +1235,7 @@ local function restart(by)
     flush_seats()
     for _, name in ipairs(call('HKEYS', base .. ':gw')) do
       local s = seat(name)
-      s.seen, s.demand_at, seats_dirty[name] = s.seen + by, s.demand_at + by, true
+      s.seen, s.demand_at, P.seats_dirty[name] = s.seen + by, s.demand_at + by, true
     end
     leases.each(function(g) g[2], g[3], g[7] = g[2] + by, g[3] + by, g[7] + by end)
   end
@@ -1199,6 +1249,7 @@ local function advance(given_now, lost)
   if lost then restart(0) end
   meter_advance(given_now)
   if given_now < t.chores then return end
+  stale = true
   local now = t.now
   if elapsed > floor(R.dead / 2) then stalled() end
   leases.expire(now)
@@ -1221,7 +1272,7 @@ local function advance(given_now, lost)
         t.demand_at, t.seats = now, t.seats - 1
         call('HDEL', base .. ':gw', name)
         call('HDEL', base .. ':mb', name)
-        seats[name], seats_dirty[name], mail[name], mail_dirty[name] = false, nil, nil, nil
+        P.seats[name], P.seats_dirty[name], P.mail[name], P.mail_dirty[name] = false, nil, nil, nil
         for _, rid in ipairs(back) do cancel(rid) end
       end
     end
@@ -1234,7 +1285,7 @@ end
 local function fresh(now)                    -- a pool that nobody knew
   for _, suffix in ipairs(ALL) do if suffix ~= ':cf' and suffix ~= ':sh' then call('DEL', base .. suffix) end end
   for _, g in ipairs(logs) do call('DEL', g.key) end
-  complete, ends = true, {first = 1}
+  P.complete, P.ends = true, {first = 1}
   t = {}
   for _, name in ipairs(SCALARS) do t[name] = 0 end
   for k = 1, HEAD + 5 * nd + 3 * #logs do t[k] = 0 end
@@ -1301,6 +1352,7 @@ local function regenerate(old, new)          -- another list of dimensions: gene
   leases.each(function(g) g[11] = translate(g[11], before, after) end)
 end
 local function reconfigure(new)
+  stale = true
   advance(c.server, false)
   local old = R
   if old.shape == new.shape then
@@ -1332,34 +1384,35 @@ local function reconfigure(new)
   keep_shape(R)
   t.chores = 0
 end
--- kinds of young entries: 1 grant, 2 grant that ended, 3 finish, 4 seat, 5 log cell, 6 who is queued, 7 mail
+-- kinds of young entries: 0 none from here on, 1 grant, 2 grant that ended, 3 finish, 4 seat, 5 log cell, 6 who is queued, 7 mail
 function young.read(raw, p)
   if t.listed == 0 and t.fly > 0 then leases.read() end
   while p <= #raw do
     local kind, a, name, rest
     kind = string.byte(raw, p)
+    if kind == 0 then break end
     if kind == 1 then
       name, rest, p = unp('<I2c0I2c0', raw, p + 1)
-      local stored = t.listed == 1 or grants[name] ~= nil
-      grants[name] = grant_of(rest)
-      grants[name][12], grants_put[name] = stored, true
+      local stored = t.listed == 1 or P.grants[name] ~= nil
+      P.grants[name] = grant_of(rest)
+      P.grants[name][12], P.grants_put[name] = stored, true
     elseif kind == 2 then
       name, p = unp('<I2c0', raw, p + 1)
-      grants[name], grants_gone[name] = nil, true
+      P.grants[name], P.grants_gone[name], P.odd = nil, true, true
     elseif kind == 3 then
       a, name, rest, p = unp('<BI2c0d', raw, p + 1)
-      finishes[a + 1][name], finish_put[a + 1][name] = rest, true
+      P.finishes[a + 1][name], P.finish_put[a + 1][name] = rest, true
     elseif kind == 4 then
       local s = {}
       name, s.seen, s.demand, s.demand_at, s.mail_seq, s.letters, p = unp('<I2c0ddddd', raw, p + 1)
-      seats[name], seats_dirty[name] = s, true
+      P.seats[name], P.seats_dirty[name] = s, true
     elseif kind == 6 then
       local q = {}
       name, q[1], q[2], p = unp('<I2c0dd', raw, p + 1)
-      queues[name], queues_dirty[name] = q, true
+      P.queues[name], P.queues_dirty[name], P.odd = q, true, true
     elseif kind == 7 then
       name, rest, p = unp('<I2c0I4c0', raw, p + 1)
-      mail[name], mail_dirty[name] = {rest ~= '' and rest or nil}, true
+      P.mail[name], P.mail_dirty[name], P.odd = {rest ~= '' and rest or nil}, true, true
     else
       a, name, p = unp('<Bd', raw, p + 1)
       local g = logs[a]
@@ -1371,69 +1424,79 @@ function young.read(raw, p)
   end
   if t.listed == 0 then leases.know() end
 end
+function young.gone(out, n, size)
+  for rid, text in next, P.grants_gone do
+    if text == true then
+      text = pk('<BI2c0', 2, #rid, rid)
+      P.grants_gone[rid] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
+  return n, size
+end
+function young.said(out, n, size)
+  for key, text in next, P.queues_dirty do
+    if text == true then
+      text = pk('<BI2c0dd', 6, #key, key, P.queues[key][1], P.queues[key][2])
+      P.queues_dirty[key] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
+  for name, text in next, P.mail_dirty do
+    if text == true then
+      local all = concat(P.mail[name])
+      text = pk('<BI2c0I4c0', 7, #name, name, #all, all)
+      P.mail_dirty[name] = text
+    end
+    n, size = n + 1, size + #text
+    out[n] = text
+  end
+  return n, size
+end
 function young.write(out, n)            -- behind out[n]; how many there are now, and their bytes
   local size = 0
-  for rid, text in next, grants_put do
+  for rid, text in next, P.grants_put do
     if text == true then
-      local g = grants[rid]
+      local g = P.grants[rid]
       local cost, tenant = g[11], g[10]
       text = pk(format('<BI2c0I2dddBBddddI2c0', #cost), 1, #rid, rid, 60 + #tenant + 8 * #cost, g[1], g[2], g[3], g[4], g[5], g[6], g[7],
         g[8], g[9], #tenant, tenant, unpack(cost))
-      grants_put[rid] = text
+      P.grants_put[rid] = text
     end
     n, size = n + 1, size + #text
     out[n] = text
   end
-  for rid, text in next, grants_gone do
-    if text == true then
-      text = pk('<BI2c0', 2, #rid, rid)
-      grants_gone[rid] = text
-    end
-    n, size = n + 1, size + #text
-    out[n] = text
-  end
+  if P.odd then n, size = young.gone(out, n, size) end
   for lane = 1, 4 do
-    local put = finish_put[lane]
-    for tenant, text in next, put do
-      if text == true then
-        text = pk('<BBI2c0d', 3, lane - 1, #tenant, tenant, finishes[lane][tenant])
-        put[tenant] = text
+    if t[BEFORE_FIN + lane] == 1 then           -- else it has no finish
+      local put = P.finish_put[lane]
+      for tenant, text in next, put do
+        if text == true then
+          text = pk('<BBI2c0d', 3, lane - 1, #tenant, tenant, P.finishes[lane][tenant])
+          put[tenant] = text
+        end
+        n, size = n + 1, size + #text
+        out[n] = text
       end
-      n, size = n + 1, size + #text
-      out[n] = text
     end
   end
-  for name, text in next, seats_dirty do
+  for name, text in next, P.seats_dirty do
     if text == true then
-      local s = seats[name]
+      local s = P.seats[name]
       text = pk('<BI2c0ddddd', 4, #name, name, s.seen, s.demand, s.demand_at, s.mail_seq, s.letters)
-      seats_dirty[name] = text
+      P.seats_dirty[name] = text
     end
     n, size = n + 1, size + #text
     out[n] = text
   end
-  for key, text in next, queues_dirty do
-    if text == true then
-      text = pk('<BI2c0dd', 6, #key, key, queues[key][1], queues[key][2])
-      queues_dirty[key] = text
-    end
-    n, size = n + 1, size + #text
-    out[n] = text
-  end
-  for name, text in next, mail_dirty do
-    if text == true then
-      local all = concat(mail[name])
-      text = pk('<BI2c0I4c0', 7, #name, name, #all, all)
-      mail_dirty[name] = text
-    end
-    n, size = n + 1, size + #text
-    out[n] = text
-  end
+  if P.odd then n, size = young.said(out, n, size) end
   for index = 1, #logs do
     local dirty, cells = logs[index].dirty, logs[index].cells
     for number, text in next, dirty do
       if text == true then
-        text = pk(format('<BBd', logs[index].nd), 5, index, number, unpack(cells[number]))
+        text = pk(logs[index].entry, 5, index, number, unpack(cells[number]))
         dirty[number] = text
       end
       n, size = n + 1, size + #text
@@ -1448,29 +1511,29 @@ function young.hash(suffix, put, gone)
   if #put > 0 then touch(suffix) end
 end
 function young.queues()
-  if not next(queues_dirty) then return end
+  if not next(P.queues_dirty) then return end
   local put, gone = {}, {}
-  for key in pairs(queues_dirty) do
-    local q, n = queues[key], #put
+  for key in pairs(P.queues_dirty) do
+    local q, n = P.queues[key], #put
     if q[1] == 0 then gone[#gone + 1] = key else put[n + 1], put[n + 2] = key, pk('<dd', q[1], q[2]) end
   end
-  queues_dirty = {}
+  P.queues_dirty = {}
   young.hash(':qt', put, gone)
 end
 function young.mail()
-  if not next(mail_dirty) then return end
+  if not next(P.mail_dirty) then return end
   local put, gone = {}, {}
-  for name in pairs(mail_dirty) do
-    local all, n = concat(mail[name]), #put
+  for name in pairs(P.mail_dirty) do
+    local all, n = concat(P.mail[name]), #put
     if all == '' then gone[#gone + 1] = name else put[n + 1], put[n + 2] = name, all end
   end
-  mail_dirty = {}
+  P.mail_dirty = {}
   young.hash(':mb', put, gone)
 end
 function young.waiters()                     -- few enough to be held in memory
   local all = call('HGETALL', base .. ':rq')
-  waiters, everyone = {}, true
-  for k = 1, #all, 2 do waiters[all[k]] = young.waiter(all[k], all[k + 1]) end
+  P.waiters, P.everyone = {}, true
+  for k = 1, #all, 2 do P.waiters[all[k]] = young.waiter(all[k], all[k + 1]) end
 end
 function young.flush()
   young.queues()
@@ -1479,31 +1542,30 @@ function young.flush()
   flush_finishes()
   flush_seats()
   for _, g in ipairs(logs) do flush_cells(g) end
+  P.odd = false
 end
-local NUMBERS = 8 * #SCALARS                  -- bytes before the head of the rules in force
 local function open_pool()     -- an answer where nothing may be done
-  local mine, newer = sub(B, 34, 57), nil   -- revision and digest, as the batch holds them
+  local mine, newer = c.head, nil
   local k = known[base]
   if not k then
     if pools >= MOST_KNOWN then known, pools = {}, 0 end
     k = {key = base .. ':st'}
     known[base], pools = k, pools + 1
   end
-  K = k
-  local stored = call('GET', k.key)
-  local warm, in_force = stored and stored == k.raw, nil
+  P = k
+  local stored, in_force = k.seal and call('GETRANGE', k.key, k.rules.first, k.rules.last), nil
+  local warm = stored and stored == k.seal
+  stale = not warm
   if warm then
-    t, grants, complete, ends, grants_put, grants_gone = k.state, k.grants, k.complete, k.ends, k.put, k.gone
-    finishes, finish_put, on_file, seats, seats_dirty = k.finishes, k.finish_put, k.on_file, k.seats, k.seats_dirty
-    queues, queues_dirty, mail, mail_dirty, waiters, everyone = k.queues, k.queues_dirty, k.mail, k.mail_dirty, k.waiters, k.everyone
-    in_force = k.head
+    t, in_force = k.state, k.head
   else
-    t, grants, complete, ends, grants_put, grants_gone = nil, {}, false, {}, {}, {}
-    finishes, finish_put, on_file, seats, seats_dirty = {{}, {}, {}, {}}, {{}, {}, {}, {}}, {false, false, false, false}, {}, {}
-    queues, queues_dirty, mail, mail_dirty, waiters, everyone = {}, {}, {}, {}, {}, false
+    t, R, stored, k.seal = nil, nil, call('GET', k.key), false
+    k.grants, k.complete, k.ends, k.grants_put, k.grants_gone, k.odd = {}, false, {}, {}, {}, false
+    k.finishes, k.finish_put, k.on_file, k.seats, k.seats_dirty = {{}, {}, {}, {}}, {{}, {}, {}, {}}, {false, false, false, false}, {}, {}
+    k.queues, k.queues_dirty, k.mail, k.mail_dirty, k.waiters, k.everyone = {}, {}, {}, {}, {}, false
     local layout = stored and unp('<d', stored)
     if stored and layout > LAYOUT then return pk('<Bd', 2, layout) end
-    in_force = layout == LAYOUT and sub(stored, NUMBERS + 1, NUMBERS + 24)
+    in_force = layout == LAYOUT and sub(stored, 9, 32)
     if not in_force or in_force ~= k.head then
       local kept = call('GET', base .. ':cf')
       local head = kept and sub(kept, 1, 24)
@@ -1522,13 +1584,13 @@ local function open_pool()     -- an answer where nothing may be done
       call('SET', base .. ':cf', mine .. c.rules)
       keep_shape(R)
     else
-      local have = unp('<d', in_force)
+      local have, theirs = unp('<d', in_force), unp('<d', mine)
       use(k.rules, warm)
-      if c.revision > have then
+      if theirs > have then
         call('SET', base .. ':cf', mine .. c.rules)
-        if sub(in_force, 9, 24) ~= c.digest then newer = rules(c.rules) end
-        k.head, k.rules = mine, newer or k.rules
-      elseif c.revision == have then
+        if sub(in_force, 9) ~= sub(mine, 9) then newer = rules(c.rules) end
+        k.head, k.rules, stale = mine, newer or k.rules, true
+      elseif theirs == have then
         c.conflict = 1
       end
     end
@@ -1536,19 +1598,21 @@ local function open_pool()     -- an answer where nothing may be done
   if not stored then
     fresh(c.server)
   elseif not warm then
-    local size = HEAD + 5 * nd + 3 * #logs
-    t = {unp(doubles(size), stored, NUMBERS + 25)}
-    local p = t[size + 1]
-    t[size + 1] = nil
-    t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease, t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly,
-      t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero, t.zero_at, t.touch, t.listed =
-      unp(doubles(#SCALARS), stored)
-    for lane = 0, 3 do on_file[lane + 1] = t[FIN + lane] == 1 end
+    local size, n, often = HEAD + 5 * nd + 3 * #logs, #SCALARS, RARE - SEAL - 1
+    local v = {unp(doubles(n + size), stored, 33)}
+    local p, sealed = v[n + size + 1], n - RARE + 1 + size - OFT + 1   -- numbers up to the seal's first
+    t = {lay = LAYOUT, epoch = v[sealed + 1], version = v[sealed + 2], now = v[sealed + 3]}
+    for k = 1, V - 1 do t[k] = v[n - RARE + 1 + k] end
+    for k = 1, OFT do t[V - 1 + k] = v[sealed + 3 + often + k] end
+    for k = V + OFT, size do t[k] = v[n - RARE + 1 + k - OFT] end
+    for k = RARE, n do t[SCALARS[k]] = v[k - RARE + 1] end
+    for k = 1, often do t[SCALARS[SEAL + k]] = v[sealed + 3 + k] end
+    for lane = 0, 3 do P.on_file[lane + 1] = t[FIN + lane] == 1 end
     young.read(stored, p)
   end
-  k.raw = nil                   -- until this call has ended well, nothing is known
-  if not complete and t.fly <= MOST_HELD / 2 then leases.keep() end
-  if not everyone and t.waiting <= MOST_HELD / 2 then young.waiters() end
+  k.seal = false                -- until this call has ended well, nothing is known
+  if not P.complete and t.fly <= MOST_HELD / 2 then leases.keep() end
+  if not P.everyone and t.waiting <= MOST_HELD / 2 then young.waiters() end
   if newer then reconfigure(newer) end
 end
 
@@ -1559,18 +1623,18 @@ local function sit_down()
   local now = t.now
   c.me = seat(c.gw)
   if not c.me then
-    c.me, c.rejoin, t.seats = {demand = 0, demand_at = now, mail_seq = 0, letters = 0}, 1, t.seats + 1
-    seats[c.gw] = c.me
+    c.me, c.rejoin, t.seats, stale = {demand = 0, demand_at = now, mail_seq = 0, letters = 0}, 1, t.seats + 1, true
+    P.seats[c.gw] = c.me
   end
-  c.me.seen, seats_dirty[c.gw] = now, true
+  c.me.seen, P.seats_dirty[c.gw] = now, true
   if c.me.letters > 0 and c.ack > 0 then
     if c.ack >= c.me.mail_seq then
-      mail[c.gw], c.me.letters, mail_dirty[c.gw] = {}, 0, true
+      P.mail[c.gw], c.me.letters, P.mail_dirty[c.gw], P.odd = {}, 0, true, true
     else
       local left = {}
       each_letter(c.gw, function(seq, _, letter) if seq > c.ack then left[#left + 1] = letter end end)
       if #left < c.me.letters then
-        mail[c.gw], c.me.letters, mail_dirty[c.gw] = left, #left, true
+        P.mail[c.gw], c.me.letters, P.mail_dirty[c.gw], P.odd = left, #left, true, true
       end
     end
   end
@@ -1584,10 +1648,28 @@ local function sit_down()
     end
   end
 end
+local function vector(n, p)    -- n numbers of the batch; a table of known size is half as dear as one of any
+  if n == 2 then
+    local a, b, after = unp('<dd', B, p)
+    return {a, b}, after
+  elseif n == 1 then
+    local a, after = unp('<d', B, p)
+    return {a}, after
+  elseif n == 3 then
+    local a, b, d, after = unp('<ddd', B, p)
+    return {a, b, d}, after
+  elseif n == 4 then
+    local a, b, d, e, after = unp('<dddd', B, p)
+    return {a, b, d, e}, after
+  end
+  local v = {unp(doubles(n), B, p)}
+  p = v[n + 1]
+  v[n + 1] = nil
+  return v, p
+end
 local function amounts(p)
-  local v = {unp(doubles(c.snd), B, p)}
-  p = v[c.snd + 1]
-  v[c.snd + 1] = nil
+  local v
+  v, p = vector(c.snd, p)
   return c.speaks and translate(v, c.speaks, meters(R)) or v, p
 end
 local function tell(event)
@@ -1596,6 +1678,7 @@ local function tell(event)
 end
 local function signal_all()
   local now = t.now
+  stale = true
   for _ = 1, c.n_sig do
     local foreign
     foreign, c.pos = amounts(c.pos)
@@ -1604,20 +1687,20 @@ local function signal_all()
     end
   end
 end
-local function at_hand() return complete and not (on_file[1] or on_file[2] or on_file[3] or on_file[4]) end
+local function at_hand() return P.complete and not (P.on_file[1] or P.on_file[2] or P.on_file[3] or P.on_file[4]) end
 local function look_ahead(n, item)            -- what lies in keys, all at once: a call for each would cost more than the rest
   local rids, tenants, p, lane, tenant = {}, {{}, {}, {}, {}}, c.pos, nil, nil
   for k = 1, n do
     p, rids[k], lane, tenant = item(p)
     if lane then tenants[lane + 1][tenant] = true end
   end
-  if not complete then leases.fetch(rids) end
+  if not P.complete then leases.fetch(rids) end
   for _, rid in ipairs(rids) do
     local g = grant(rid)
     if g and g[6] > 0 then tenants[g[4] + 1][g[10]] = true end
   end
   for l = 0, 3 do
-    if on_file[l + 1] then fetch_finishes(l, tenants[l + 1]) end
+    if P.on_file[l + 1] then fetch_finishes(l, tenants[l + 1]) end
   end
 end
 local function actual_of(g, actual, n, refused)
@@ -1647,12 +1730,8 @@ local function settle_all()
   for _ = 1, c.n_set do
     local rid, outcome, after, n, actual
     rid, outcome, after, n, pos = unp('<I2c0BdB', B, pos)
-    if n > 0 then
-      actual = {unp(doubles(n), B, pos)}
-      pos = actual[n + 1]
-      actual[n + 1] = nil
-    end
-    local g = grants[rid] or grant(rid)
+    if n > 0 then actual, pos = vector(n, pos) end
+    local g = P.grants[rid] or grant(rid)
     if g then
       drop_grant(rid, g)
       local refused, cost = outcome == 1 or outcome == 2, g[11]
@@ -1665,7 +1744,7 @@ local function settle_all()
       end
       if refused then
         t.blocked = max(t.blocked, now + min(max(0, after), 300 * MICRO))
-        t.ease, t.eased = t.blocked, 0
+        t.ease, t.eased, stale = t.blocked, 0, true
         if outcome == 1 and now - t.cut_at >= MICRO then
           t.factor = max(500000, floor(t.factor * 980000 / 1000000))
           t.cut_at, t.factor_at = now, now
@@ -1779,7 +1858,7 @@ local function acquire(a, left)
   local cost = a.cost
   if R.mode == 2 then return go_event(a.rid, 0, 0), true end
   if R.mode == 1 then
-    if never(a.lane, cost) or wait_of(a.lane, cost) > 0 then t.shadow = t.shadow + 1 end
+    if never(a.lane, cost) or wait_of(a.lane, cost) > 0 then t.shadow, stale = t.shadow + 1, true end
     granted(a.rid, a.lane, a.tenant, a.weight, cost, 0, 0, c.spoken)
     return go_event(a.rid, 0, 0), true
   end
@@ -1804,7 +1883,7 @@ local function acquire_all()                  -- they come in lane order
     rid, lane, weight, deadline_in, flags, tag, tenant, kept, pos = unp('<I2c0BBdBdI2c0I2c0', B, pos)
     cost, pos = amounts(pos)
     if t.seats > 1 then c.asked = c.asked + span_of(cost) end
-    local g = grants[rid] or grant(rid)
+    local g = P.grants[rid] or grant(rid)
     local w = not g and t.waiting > 0 and waiter(rid)
     if g then
       tell(go_event(rid, g[7], 0))
@@ -1817,7 +1896,7 @@ local function acquire_all()                  -- they come in lane order
       and wait_of(lane, cost) == 0 then       -- `enter` would do the same, step by step
       local span, start = span_of(cost), start_tag(lane, tenant)
       t.seq = t.seq + 1
-      rebook(lane, tenant, step(span, weight))
+      rebook(lane, tenant, weight == 1 and span or step(span, weight))
       if start > t[V + lane] then t[V + lane] = start end
       granted(rid, lane, tenant, weight, cost, span, start, c.spoken)
       tell(go_event(rid, start, 0))
@@ -1880,6 +1959,14 @@ end
 
 -- --- reply and state out
 
+local function rarely()        -- all bytes before the seal
+  local v = c.view
+  for k = 1, V - 1 do v[k] = t[k] end
+  local size = #t
+  for k = V + OFT, size do v[k - OFT] = t[k] end
+  return pk(R.rarely, t.lay, P.head, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease, t.eased, t.chores, t.waiting, t.places, t.shadow,
+    t.seats, t.trust, t.due, t.zero, t.zero_at, t.touch, t.listed, unpack(v, 1, size - OFT))
+end
 local function answer()
   local now = t.now
   local share = 1000000
@@ -1899,74 +1986,89 @@ local function answer()
   t.version = t.version + 1
 
   local letters_now = c.me.letters > 0 and concat(letters(c.gw)) or ''
-  if complete and t.fly > MOST_HELD then leases.list() end
-  local k, out = K, c.out
+  if P.complete and t.fly > MOST_HELD then leases.list() end
+  local k, out = P, c.out
   local entries, size = young.write(out, 3)
   local forget_all = t.version % 4096 == 0
   if entries > MOST_YOUNG + 3 or size > 8192 or forget_all then
     young.flush()
-    entries = 3
+    entries, size = 3, 0
   end
   local touched = now >= t.touch
   if touched then
-    t.touch = now + 60 * MICRO
+    t.touch, stale = now + 60 * MICRO, true
     touch(unpack(ALL))
     for _, g in ipairs(logs) do call('EXPIRE', g.key, lifetime()) end
   end
-  out[1] = pk(doubles(#SCALARS), t.lay, t.epoch, t.version, t.now, t.factor, t.factor_at, t.cut_at, t.blocked, t.ease,
-    t.eased, t.hold, t.chores, t.seq, t.lseq, t.fly, t.waiting, t.places, t.shadow, t.seats, t.trust, t.due, t.demand, t.demand_at, t.zero,
-    t.zero_at, t.touch, t.listed)
-  out[2], out[3] = k.head, packed(t)
-  local raw = concat(out, '', 1, entries)
-  if touched then
-    call('SET', k.key, raw, 'EX', lifetime())
+  if CHECK == 1 and not stale and rarely() ~= k.lead then error('a number that few ticks change has changed') end
+  if stale then k.lead = rarely() end
+  local seal = pk('<dddd', writer, t.epoch, t.version, now)
+  out[1], out[2] = k.lead, seal
+  out[3] = pk(R.often, t.seq, t.lseq, t.fly, t.hold, t.demand, t.demand_at, unpack(t, V, V - 1 + OFT))
+  local less = stale and PAD + 1 or k.size - size
+  if less > PAD then
+    if touched then
+      call('SET', k.key, concat(out, '', 1, entries), 'EX', lifetime())
+    else
+      call('SET', k.key, concat(out, '', 1, entries), 'KEEPTTL')
+    end
   else
-    call('SET', k.key, raw, 'KEEPTTL')
+    if less > 0 then
+      entries, size = entries + 1, k.size
+      out[entries] = rep('\0', less)
+    end
+    call('SETRANGE', k.key, R.first, concat(out, '', 2, entries))
   end
-  k.raw, k.state, k.grants, k.complete, k.ends, k.put, k.gone = raw, t, grants, complete, ends, grants_put, grants_gone
-  k.finishes, k.finish_put, k.on_file, k.seats, k.seats_dirty = finishes, finish_put, on_file, seats, seats_dirty
-  k.queues, k.queues_dirty, k.mail, k.mail_dirty = queues, queues_dirty, mail, mail_dirty
-  everyone = everyone and t.waiting <= MOST_HELD
-  k.waiters, k.everyone = everyone and waiters or {}, everyone
+  k.size = size
+  k.seal, k.state = seal, t
+  if k.everyone and t.waiting > MOST_HELD then k.everyone = false end
+  if not k.everyone then k.waiters = {} end
   if forget_all then k.finishes, k.seats, k.queues, k.mail = {{}, {}, {}, {}}, {}, {}, {} end
-  for _, name in ipairs(nudged) do call('PUBLISH', c.channel .. name, base) end
 
+  local own_events = c.told == 1 and c.events[1] or concat(c.events, '', 1, c.told)
+  if R.even and t.waiting == 0 and #nudged == 0 and not c.differs and c.owner == '' and c.blocked_by == '' and letters_now == '' then
+    return pk(R.plain, 0, now, t.epoch, t.version, c.me.mail_seq, c.wake, c.rejoin, share, c.conflict, 0, #own_events, own_events, nd, 0,
+      t.fly, t.factor, t.blocked, t.shadow, unpack(t, LV + 1, FO + nd))
+  end
+  local names = ''
+  for _, name in ipairs(nudged) do
+    call('PUBLISH', c.channel .. name, base)
+    names = names .. pk('<I2c0', #name, name)
+  end
   local view, n = c.view, t.waiting > 0 and 1 or 0
-  k = 4
+  local last = 4
   view[1], view[2], view[3], view[4] = t.fly, t.factor, t.blocked, t.shadow
   if n == 1 then
     for lane = 0, 3 do view[5 + lane], view[9 + lane] = t[CN + lane], t[BL + lane] end
-    k = 12
+    last = 12
   end
   for i = 1, nd do
-    view[k + i], view[k + nd + i], view[k + 2 * nd + i] = t[LV + i], logof[i] and t[SU + i] or t[LV + i], t[FO + i]
+    view[last + i], view[last + nd + i], view[last + 2 * nd + i] = t[LV + i], logof[i] and t[SU + i] or t[LV + i], t[FO + i]
   end
-  k = k + 3 * nd
-  local names = ''
-  for _, name in ipairs(nudged) do names = names .. pk('<I2c0', #name, name) end
-  local own_events = c.told == 1 and c.events[1] or concat(c.events, '', 1, c.told)
+  last = last + 3 * nd
   local rules_now = c.differs and (call('GET', base .. ':cf') or '') or ''
-  view[k + 1], view[k + 2], view[k + 3], view[k + 4], view[k + 5], view[k + 6], view[k + 7], view[k + 8] =
-    #names, names, #own_events, own_events, #letters_now, letters_now, #rules_now, rules_now
-  return pk(format('<BdddddBdBBI2c0I2c0HBB', k, 'I4c0I4c0I4c0I4c0'), 0, now, t.epoch, t.version, c.me.mail_seq, c.wake, c.rejoin, share,
-    c.conflict, c.differs and 1 or 0, #c.owner, c.owner, #c.blocked_by, c.blocked_by, #nudged, nd, n, unpack(view, 1, k + 8))
+  return pk(format(R.said, last), 0, now, t.epoch, t.version, c.me.mail_seq, c.wake, c.rejoin, share, c.conflict, c.differs and 1 or 0,
+    #c.owner, c.owner, #c.blocked_by, c.blocked_by, #nudged, #names, names, #own_events, own_events, #letters_now, letters_now,
+    #rules_now, rules_now, nd, n, unpack(view, 1, last))
 end
 
 local function admit(keys, args)
   if not call then
     floor, ceil, max, min, concat, call = math.floor, math.ceil, math.max, math.min, table.concat, redis.call
     unp, pk, sub, rep = struct.unpack, struct.pack, string.sub, string.rep
+    writer = tonumber(sub(tostring(c), 8), 16) or 0
   end
   base, B, reason = keys[1], args[1], -1
   c.rules, c.channel, c.differs, c.speaks, c.conflict, c.rejoin, c.told = args[2], args[3], false, false, 0, 0, 0
   c.asked, c.wake, c.owner, c.blocked_by = 0, 0, '', ''
   if not nudged or #nudged > 0 then nudged, nudge = {}, {} end
   shapes = false
-  c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.revision, c.digest, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
-    c.n_acq, c.pos = unp('<ddddBdc16I2c0BHHHHHH', B)
+  c.server, c.seen_epoch, c.seen_version, c.ack, c.cold, c.head, c.gw, c.snd, c.n_sig, c.n_set, c.n_can, c.n_late, c.n_ado,
+    c.n_acq, c.pos = unp('<ddddBc24I2c0BHHHHHH', B)   -- head: revision and digest
   if c.server == 0 then
     local at = call('TIME')
-    c.server = tonumber(at[1]) * MICRO + tonumber(at[2])
+    if at[1] ~= c.second then c.second, c.began = at[1], tonumber(at[1]) * MICRO end
+    c.server = c.began + at[2]
   end
   local no = open_pool()
   if no then return no end

@@ -47,7 +47,7 @@ LONGEST_TEXT = 65_535
 _HEAD = Struct("<ddddBd16s")
 _COUNTS = Struct("<BHHHHHH")
 _ANSWER = Struct("<BdddddBdBB")
-_COUNTED = Struct("<HBB")
+_STANDING = Struct("<BB")
 _ASKED = Struct("<BBdBd")
 _GRANTED = Struct("<BH")
 _SIZES = [pack("<H", size) for size in range(256)]
@@ -318,20 +318,19 @@ def _unpack(raw: bytes) -> Answer:
     else:
         read = _Reader(raw, at)
         owner, blocked_by, at = read.text(), read.text(), read.at
-    nudges, size, line = _COUNTED.unpack_from(raw, at)
-    at += 4
-    count = 4 + 2 * LANES * line + 3 * size
-    values = _doubles(count).unpack_from(raw, at)
-    at += 8 * count
-    if not line:
-        values = values[:4] + _NOBODY + values[4:]
-    numbers = tuple(map(int, values))
     nudged: list[str] = []
     events: list[Verdict] = []
-    at = _texts(raw, at, nudges, nudged)
+    at = _texts(raw, at + 2, int.from_bytes(raw[at : at + 2], "little"), nudged)
     at = _events(raw, at, 0, events)
     own = len(events)
     at = _events(raw, at, LETTER_HEAD, events)
+    read = _Reader(raw, at)
+    rules = read.block()
+    size, line = _STANDING.unpack_from(raw, read.at)
+    values = _doubles(4 + 2 * LANES * line + 3 * size).unpack_from(raw, read.at + 2)
+    if not line:
+        values = values[:4] + _NOBODY + values[4:]
+    numbers = tuple(map(int, values))
     first = 4 + 2 * LANES
     return Answer(
         status=OK,
@@ -349,7 +348,7 @@ def _unpack(raw: bytes) -> Answer:
             foreign=numbers[first + 2 * size : first + 3 * size],
         ),
         conflict=bool(conflict),
-        rules=_unpack_rules(_Reader(raw, at).block()) if differs else None,
+        rules=_unpack_rules(rules) if differs else None,
         letters=len(events) - own,
     )  # fmt: skip
 

@@ -24,7 +24,9 @@ from tests.integration.fleet.desk import SECOND, ask_of, spec_of
 
 pytestmark = pytest.mark.integration
 
-LAYOUT = 2
+LAYOUT = 3
+SHADOW = 8 + 24 + 9 * 8
+"""Where the state says how many calls would have waited: behind layout, head, nine numbers."""
 
 
 class Desk:
@@ -116,6 +118,56 @@ def test_a_call_that_ends_soon_has_no_key_of_its_own(server, prefix):
             found = {key.decode().rpartition(":")[2] for key in desk.client.keys(f"{desk.base}*")}
             assert found <= {"st", "cf", "sh", "lg60000000"}
             assert desk.client.ttl(f"{desk.base}:st") > 80_000
+
+    asyncio.run(run())
+
+
+def test_a_usual_tick_reads_its_seal_and_writes_what_stands_behind_it(server, prefix):
+    """Not a thousand bytes to compare, and as many to write: each costs, hashed on every way."""
+
+    async def run():
+        async with opened(server, prefix) as desk:
+            for n in range(20):
+                await desk.tick(asks=1, over=[f"r{n - 1}"])
+            size = len(desk.stored("st"))
+            desk.client.config_resetstat()
+            for n in range(20, 40):
+                await desk.tick(asks=1, over=[f"r{n - 1}"])
+            called = desk.client.info("commandstats")
+            assert "cmdstat_get" not in called
+            assert called["cmdstat_getrange"]["calls"] >= 20
+            assert called["cmdstat_setrange"]["calls"] >= 10
+            assert len(desk.stored("st")) <= size + 512
+            assert desk.client.ttl(f"{desk.base}:st") > 80_000
+
+    asyncio.run(run())
+
+
+def test_a_state_that_was_put_back_is_read_again(server, prefix):
+    async def run():
+        async with opened(server, prefix) as desk:
+            await desk.tick(asks=3)
+            before = desk.stored("st")
+            await desk.tick(over=["r0", "r1"])
+            desk.client.set(f"{desk.base}:st", before)
+            assert (await desk.tick()).standing.in_flight == 3
+
+    asyncio.run(run())
+
+
+def test_what_another_server_wrote_is_not_taken_for_our_own(server, prefix):
+    """Two primaries that could not see each other, at one version and instant."""
+
+    async def run():
+        async with opened(server, prefix) as desk:
+            answer = await desk.tick(asks=1)
+            raw = bytearray(desk.stored("st"))
+            mark = struct.pack("<dd", answer.reply.epoch, answer.reply.version)
+            writer = raw.index(mark) - 8
+            raw[writer : writer + 8] = struct.pack("<d", 4_711)
+            raw[SHADOW : SHADOW + 8] = struct.pack("<d", 7)
+            desk.client.set(f"{desk.base}:st", bytes(raw))
+            assert (await desk.tick()).standing.would_have_waited == 7
 
     asyncio.run(run())
 
