@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+from tests.fixtures.waiting import Turns
 from tests.integration.gateway import Stage, World, fetch, policy, staged
 
 pytestmark = pytest.mark.integration
@@ -116,19 +116,20 @@ APIS = (Chat, Responses, Messages)
 
 
 async def looped(agent: Agent) -> tuple[Any, float]:
-    """The refusal, and when the third repetition was sent."""
+    """The refusal, and how long after the third repetition was sent it came."""
     third = 0.0
-    for count in range(10):
-        if count == 3:
-            third = time.monotonic()
-        try:
-            answer = await agent.ask()
-        except (openai.RateLimitError, anthropic.RateLimitError) as error:
-            assert count == 4
-            return error, third
-        warned = answer.headers.get("tidegate-warning", "")
-        assert ("loops.same_call" in warned) is (count == 3)
-        agent.repeat()
+    async with Turns() as since:
+        for count in range(10):
+            if count == 3:
+                third = since.seconds
+            try:
+                answer = await agent.ask()
+            except (openai.RateLimitError, anthropic.RateLimitError) as error:
+                assert count == 4
+                return error, since.seconds - third
+            warned = answer.headers.get("tidegate-warning", "")
+            assert ("loops.same_call" in warned) is (count == 3)
+            agent.repeat()
     raise AssertionError("it went on")
 
 
@@ -139,8 +140,8 @@ def test_a_looping_agent_is_contained_and_its_session_lives(scene, api):
     async def scenario() -> None:
         agent = api(world, f"loop-{api.__name__}")
         try:
-            error, third = await looped(agent)
-            assert time.monotonic() - third < CONTAINED
+            error, seconds = await looped(agent)
+            assert seconds < CONTAINED
             assert error.response.headers["x-should-retry"] == "false"
             assert "weather(" in str(error)
             assert "A new user message" in str(error)

@@ -13,6 +13,7 @@ from gateway.errors import PolicyError
 from gateway.policy.check import check
 from gateway.policy.load import MAX_FILE, load, read_mapping
 from gateway.policy.watch import Files, PolicyWatch
+from tests.fixtures.waiting import until
 from tests.unit.policy.sample import ENV, SMALL
 
 pytestmark = pytest.mark.integration
@@ -85,14 +86,6 @@ def test_a_mapping_that_is_no_policy_is_read_for_the_emulator(tmp_path):
             read_mapping(tmp_path / "e.yaml")
 
 
-async def _until(holds, *, tries: int = 100) -> None:
-    for _ in range(tries):
-        if holds():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it did not happen")
-
-
 def watched(path: Path, steps) -> PolicyWatch:
     """Run the watch on a real loop beside these steps."""
 
@@ -115,15 +108,15 @@ def test_an_edited_file_is_in_force_and_a_bad_edit_is_not(tmp_path):
 
     async def steps(watch):
         path.write_text(DEBUG)
-        await _until(lambda: watch.current.logs.level == "debug")
+        await until(lambda: watch.current.logs.level == "debug")
         path.write_text(DEBUG + "tiers: gold\n")
-        await _until(lambda: "tiers: a mapping is expected" in watch.status.last_error)
+        await until(lambda: "tiers: a mapping is expected" in watch.status.last_error)
         assert watch.current.revision == 2
         path.unlink()
-        await _until(lambda: "No such file" in watch.status.last_error)
+        await until(lambda: "No such file" in watch.status.last_error)
         assert watch.current.revision == 2
         path.write_text(SMALL)
-        await _until(lambda: watch.current.revision == 3)
+        await until(lambda: watch.current.revision == 3)
 
     assert watched(path, steps).status.last_error == ""
 
@@ -142,7 +135,7 @@ def test_a_mount_that_swaps_its_link_is_seen(tmp_path):
     async def steps(watch):
         (tmp_path / "..new").symlink_to("v2")
         (tmp_path / "..new").rename(tmp_path / "..data")
-        await _until(lambda: watch.current.logs.level == "debug")
+        await until(lambda: watch.current.logs.level == "debug")
 
     watched(folder, steps)
 
@@ -155,9 +148,9 @@ def test_a_new_file_in_the_folder_and_a_rotated_secret_file_are_seen(tmp_path):
 
     async def steps(watch):
         (folder / "b.yaml").write_text("logging: {level: debug}\n")
-        await _until(lambda: watch.current.logs.level == "debug")
+        await until(lambda: watch.current.logs.level == "debug")
         (tmp_path / "key").write_text("two\n")
-        await _until(lambda: watch.current.revision == 3)
+        await until(lambda: watch.current.revision == 3)
         secret = watch.current.providers["up"].credentials[0].secret
         assert secret.reveal() == "two"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ class Gateway:
 
     def __enter__(self) -> Gateway:
         self.thread.start()
-        assert self.ready.wait(10)
+        assert self.ready.wait(60)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -114,8 +115,15 @@ def start(*arguments: str, folder: Path, port: int) -> subprocess.Popen[str]:
     )
 
 
+def pending(pid: int, number: signal.Signals) -> bool:
+    """Whether the process was sent that signal and has not taken it yet."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = re.findall(r"^(?:Shd|Sig)Pnd:\s+(\w+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def end(process: subprocess.Popen[str]) -> list[dict]:
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return [json.loads(line) for line in out.splitlines()]
 
@@ -157,7 +165,7 @@ def test_ctrl_c_waits_for_the_call_in_flight_and_the_rest_goes_on_elsewhere(tmp_
     with Gateway(delay=1.0) as gateway:
         first = start("run", script(tmp_path, SLOW), "--out", str(out),
                       folder=tmp_path, port=gateway.port)  # fmt: skip
-        assert gateway.arrived.wait(30)
+        assert gateway.arrived.wait(120)
         first.send_signal(signal.SIGINT)
         before = end(first)
         assert "suspended" in before[-1]
@@ -175,9 +183,10 @@ def test_a_second_ctrl_c_gives_up_and_the_call_is_sent_again_under_its_key(tmp_p
     with Gateway(delay=20.0) as gateway:
         first = start("run", script(tmp_path, SLOW), "--out", str(out),
                       folder=tmp_path, port=gateway.port)  # fmt: skip
-        assert gateway.arrived.wait(30)
+        assert gateway.arrived.wait(120)
         first.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        while pending(first.pid, signal.SIGINT):  # the kernel would make one of two
+            time.sleep(0.01)
         first.send_signal(signal.SIGINT)
         assert "suspended" in end(first)[-1]
         gateway.delay = 0.0
@@ -188,16 +197,16 @@ def test_a_second_ctrl_c_gives_up_and_the_call_is_sent_again_under_its_key(tmp_p
 
 def test_a_sleep_goes_on_while_the_agent_is_a_file(tmp_path):
     out = tmp_path / "a.tgsn"
-    text = "agent.sleep(4000); console.log('woke'); agent.emit(agent.now());"
+    text = "agent.sleep(7000); console.log('woke'); agent.emit(agent.now());"
     began = time.monotonic()
-    rows = end(start("run", script(tmp_path, text), "--suspend-after", "300", "--out", str(out),
+    rows = end(start("run", script(tmp_path, text), "--suspend-after", "2000", "--out", str(out),
                      folder=tmp_path, port=1))  # fmt: skip
     assert [sorted(row) for row in rows] == [["bytes", "suspended", "task", "trace"]]
     time.sleep(1.0)
     rows = end(start("resume", str(out), folder=tmp_path, port=1))
     assert [row["op"] for row in rows if row.get("kind") == "call"] == ["sleep"]
-    assert rows[0]["seconds"] < 3.0, "some of it passed before"
-    assert time.monotonic() - began >= 4.0, "and none of it was left out"
+    assert rows[0]["seconds"] < 6.0, "some of it passed before"
+    assert time.monotonic() - began >= 7.0, "and none of it was left out"
 
 
 def test_many_ctrl_c_cost_no_snapshot(tmp_path):
@@ -205,7 +214,7 @@ def test_many_ctrl_c_cost_no_snapshot(tmp_path):
     with Gateway(delay=20.0) as gateway:
         first = start("run", script(tmp_path, SLOW), "--out", str(out),
                       folder=tmp_path, port=gateway.port)  # fmt: skip
-        assert gateway.arrived.wait(30)
+        assert gateway.arrived.wait(120)
         while first.poll() is None:
             first.send_signal(signal.SIGINT)
             time.sleep(0.002)
@@ -217,7 +226,7 @@ def test_many_ctrl_c_cost_no_snapshot(tmp_path):
 def test_an_agent_that_writes_on_after_its_output_is_spent_is_ended(tmp_path):
     text = "for (;;) console.log('x'.repeat(10000));"
     process = start("run", script(tmp_path, text), folder=tmp_path, port=1)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=240)
     rows = [json.loads(line) for line in out.splitlines()]
     assert process.returncode == 1
     assert rows[-1]["ended"] == (
@@ -229,7 +238,7 @@ def test_an_agent_that_writes_on_after_its_output_is_spent_is_ended(tmp_path):
 def test_a_place_that_takes_no_snapshot_is_told_before_the_agent_runs(tmp_path):
     process = start("run", script(tmp_path, "console.log('ran')"), "--out", "/nowhere/a.tgsn",
                     folder=tmp_path, port=1)  # fmt: skip
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=240)
     assert (process.returncode, out) == (2, "")
     assert "choose another --out" in errors
 

@@ -129,7 +129,7 @@ def test_agents_share_slots_and_end_as_they_would_alone(engine, agent, wanted, f
     worker = Worker(engine, source, Programs(agent), KEY, count=2, quantum_s=0.001)
     worker.start()
     try:
-        assert source.done.wait(60)
+        assert source.done.wait(240)
     finally:
         worker.stop()
     finished(source, wanted)
@@ -154,7 +154,7 @@ def test_a_worker_that_vanishes_loses_nothing_committed(engine, agent, wanted):
     last = Worker(engine, source, Programs(agent), KEY, count=2, quantum_s=None)
     last.start()
     try:
-        assert source.done.wait(60)
+        assert source.done.wait(240)
     finally:
         last.stop()
     finished(source, {name: wanted[name] for name in source.rows})
@@ -183,7 +183,7 @@ def test_kill_9_of_a_worker_takes_nobody_down_and_loses_nothing_committed(tmp_pa
             kills += victim.poll() is None
             victim.kill()
             victim.communicate()
-        assert steady.wait(60) == 0, "the other worker went on to the end"
+        assert steady.wait(240) == 0, "the other worker went on to the end"
     finally:
         steady.kill()
         steady.communicate()
@@ -204,7 +204,7 @@ def test_a_corrupt_snapshot_is_filed_by_name_and_the_others_go_on(engine, agent,
     worker = Worker(engine, source, Programs(agent), KEY, count=1, quantum_s=0.01)
     worker.start()
     try:
-        assert source.done.wait(60)
+        assert source.done.wait(240)
     finally:
         worker.stop()
     broken = source.rows["t1"].end

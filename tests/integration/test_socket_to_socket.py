@@ -23,6 +23,7 @@ from gateway.upstream import Outgoing
 from gateway.wire.openai_chat import WithoutUsage
 from tests.fixtures.asgi import CHAT_STREAM
 from tests.fixtures.fake_service import SSE
+from tests.fixtures.waiting import Turns
 from tests.integration.test_edge_raw import parse, post, serve
 
 pytestmark = pytest.mark.integration
@@ -140,8 +141,9 @@ def test_a_client_that_leaves_ends_the_upstream_at_once() -> None:
             await loop.sock_sendall(sock, post(CHAT_STREAM))
             await loop.sock_recv(sock, 1000)
             sock.close()
-            async with asyncio.timeout(1):
+            async with Turns() as since:
                 await upstream.gone.wait()
+                assert since.seconds < 1
             await served.settled()
             assert not any(transport.in_flight().values())
 

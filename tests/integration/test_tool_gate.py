@@ -25,6 +25,7 @@ from tests.integration.gateway import (
     Stage,
     Wire,
     ask,
+    fetch,
     policy,
     request,
     run_command,
@@ -48,7 +49,7 @@ TOOLS = {
             },
             "soon": {
                 "when": [{"path": "amount", "min": 777, "max": 777}],
-                "approve": {"reason": "short", "expires": "1500ms"},
+                "approve": {"reason": "short", "expires": "5s"},
             },
         },
         "arguments": [{"path": "amount", "money": True, "required": True}],
@@ -427,12 +428,12 @@ def test_an_expired_question_is_a_denial_and_no_client_timeout_decides_before(sc
         wire = await Wire.open(ground.gateway.port)
         await wire.send(ground.raw("pay", {"amount": 777}))
         await wire.close()  # a client that will not wait changes nothing
-        shown = await ground.cli("approvals", "show", first, "--json")
-        await asyncio.sleep(1.6)
+        shown = (await fetch(ground.gateway.admin, f"/approvals/{first}")).json()
+        await asyncio.sleep(5)
         late = await ground.cli(
             "approvals", "grant", first, "--key", str(ground.key), "--yes", good=False
         )
-        return json.loads(shown.out), late
+        return shown, late
 
     shown, late = stage.run(play())
     assert shown["state"] == "pending"
@@ -512,15 +513,20 @@ def test_ten_agents_share_one_seat_of_a_tool_alike_however_much_one_asks(scene):
     stage, ground = scene
 
     async def play():
-        async def one(agent: int, number: int) -> int:
-            raw = ground.raw("queue", {"who": agent, "n": number, "pause": 0.02}, None,
+        async def one(agent: int, number: int, pause: float = 0.02) -> int:
+            raw = ground.raw("queue", {"who": agent, "n": number, "pause": pause}, None,
                              f"crowd-{agent}")  # fmt: skip
             return (await ask(ground.gateway.port, raw)).status
 
-        greedy = [asyncio.ensure_future(one(0, n)) for n in range(40)]
+        async def all_wait() -> bool:
+            return (await ground.gateway.status())["waiting"] == 57
+
+        first = asyncio.ensure_future(one(0, 0, 5.0))
         await until(lambda: ground.deeds(who=0))
-        modest = [one(agent, n) for agent in range(1, 10) for n in range(2)]
-        return await asyncio.gather(*modest, *greedy)
+        greedy = [asyncio.ensure_future(one(0, n)) for n in range(1, 40)]
+        modest = [asyncio.ensure_future(one(agent, n)) for agent in range(1, 10) for n in range(2)]
+        await until(all_wait)
+        return await asyncio.gather(first, *modest, *greedy)
 
     statuses = stage.run(play())
     assert set(statuses) == {200}
