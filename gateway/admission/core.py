@@ -255,8 +255,11 @@ class PoolCore:
         The same decision as a tick's, and a property test holds it to that. None says nothing, and
         nothing has changed but the time: a tick must answer. Vectors follow `spec`.
         """
-        self.advance(now)
         spec, meter, lane, cost = self.spec, self.meter, ask.lane, ask.cost
+        if meter.now <= now < self._chores_at:
+            meter.advance(now)  # as `advance`, whose call costs as much as what it decides
+        else:
+            self.advance(now)
         held, now = self.leases.held, meter.now
         if (
             self.line.waiting
@@ -287,7 +290,11 @@ class PoolCore:
 
     def settle(self, now: Micros, done: Settle) -> None:
         """At `now`, what a tick with this settlement does while nobody waits; no reply is made."""
-        self.advance(now)
+        meter = self.meter
+        if meter.now <= now < self._chores_at:
+            meter.advance(now)
+        else:
+            self.advance(now)
         self._settle(done)
 
     def _settle(self, done: Settle) -> None:

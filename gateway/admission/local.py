@@ -45,6 +45,10 @@ GATEWAY = "local"
 MAX_POOLS = 100_000
 """Pools alive at most; beyond it a call that needs a new one is refused."""
 
+STANDING_AGE: Micros = 100_000
+"""What is told of a pool's use may be so old: every answer tells it, and hardly ever has it changed
+since the call was admitted."""
+
 LOOKED_AT = 4
 """Old pools looked at for each new one; more than one, so that quiet pools go faster than they
 come."""
@@ -278,12 +282,13 @@ class LocalStore:
         return _view(core)
 
     def standing(self, pool: str) -> Sequence[tuple[Dimension, int]]:
-        """Each dimension of a pool with what of it is used now; see `PoolStore`."""
+        """Each dimension of a pool with what of it is used, `STANDING_AGE` old at most."""
         held = self._pools.get(pool)
         if held is None:
             return ()
-        core = held.core
-        core.advance(self._clock.now())
+        core, now = held.core, self._clock.now()
+        if now - core.meter.now > STANDING_AGE or now < core.meter.now:
+            core.advance(now)
         return list(zip(core.spec.dimensions, core.meter.read(), strict=True))
 
     def pools(self) -> tuple[str, ...]:

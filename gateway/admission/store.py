@@ -123,7 +123,10 @@ class PoolStore(Protocol):
         ...
 
     def standing(self, pool: str) -> Sequence[tuple[Dimension, int]]:
-        """Each dimension of a pool with what of it is used now; nothing for a pool never used."""
+        """Each dimension of a pool with what of it is used; nothing for a pool never used.
+
+        As of a tenth of a second ago at most, or of the last exchange with a shared store.
+        """
         ...
 
     def pools(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from gateway.units import MICRO, MINUTE
 from tests.sim.loop import run
 
 U = MICRO
+BUCKET = pool_spec(name="b", limits={"tpm": 1_000}, shape=Shape.BUCKET, because="pools.b")
 SPEC = pool_spec(name="p", limits={"tpm": 1_000}, shape=Shape.OWN, because="pools.p")
 ONE = pool_spec(name="one", limits={}, concurrency=1, because="pools.one")
 
@@ -469,5 +470,22 @@ def test_the_view_names_every_limit_with_what_is_used_and_when_it_resets():
         assert (day.calendar, day.level, day.limit) == ("day", 700 * U, 5_000 * U)
         assert 0 < day.resets_in <= 86_400 * MICRO
         assert view.eta == (0, 0, 0, 0)
+
+    run(main())
+
+
+def test_what_is_told_of_a_pools_use_is_a_tenth_of_a_second_old_at_most():
+    async def main():
+        store, clock = store_and_clock()
+        store.acquire(BUCKET, ask("a", 600))
+        used = [store.standing("b")[0][1]]
+        for _ in range(3):
+            await clock.sleep(0.06)
+            used.append(store.standing("b")[0][1])
+        # The bucket drains 2 tokens in 0.12 s; looked at after 0.06 and 0.18 s it is as it was.
+        assert used[0] == used[1] == 600 * U
+        assert 597 * U < used[2] == used[3] < 599 * U
+        await clock.sleep(60)
+        assert store.standing("b")[0][1] == 0
 
     run(main())
