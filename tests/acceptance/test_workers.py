@@ -41,7 +41,9 @@ class Served:
         for name in ("TIDEGATE_VOCABULARY_DIR",):
             if name in os.environ:
                 env[name] = os.environ[name]
-        env |= {"TIDEGATE_STATE_DIR": str(self.folder / "state"), **variables}
+        # Its temporary folder is ours: a supervisor that is killed cannot clear its own away.
+        env |= {"TMPDIR": str(self.folder), "TIDEGATE_STATE_DIR": str(self.folder / "state")}
+        env |= variables
         command = [sys.executable, "-m", "gateway", "serve", "--port", "0", "--admin-port", "0"]
         self.errors = (self.folder / "err").open("w+b")
         self.process = subprocess.Popen(

@@ -27,7 +27,7 @@ def locust(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 def test_a_short_run_answers_everybody_and_reports_what_we_add(tmp_path):
     page = tmp_path / "r.html"
     done = locust(
-        "--shape", "slow", "--seconds", "9", "--html", str(page), "--csv", str(tmp_path / "r")
+        "--shape", "slow", "--seconds", "15", "--html", str(page), "--csv", str(tmp_path / "r")
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     with (tmp_path / "r_stats.csv").open() as file:

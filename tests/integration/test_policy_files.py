@@ -52,7 +52,9 @@ def test_a_pipe_does_not_hang_the_loader(tmp_path):
     assert "is not a regular file" in refused(tmp_path / "pipe.yaml")
     os.mkfifo(tmp_path / "key")
     (tmp_path / "p.yaml").write_text(SMALL.replace("${UP_KEY}", f"${{file:{tmp_path}/key}}"))
-    assert f"the secret file {tmp_path}/key is not a regular file" in refused(tmp_path / "p.yaml")
+    said = refused(tmp_path / "p.yaml")
+    assert f"the secret file {tmp_path}"[:50] in said  # a long path is cut
+    assert said.endswith("is not a regular file")
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path):
