@@ -7,7 +7,7 @@ A `Reply` owns everything that must be given back; `close()` is idempotent and m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bytes", "Call", "ClientKind", "Dialect", "End", "Estimate", "Family", "Fields", "HeaderList",
-    "HeldCall", "Kind", "Layer", "Part", "PartKind", "Piece", "Principal", "Remembered", "Reply",
-    "Service", "Source", "ToolCall", "Usage", "VerdictNote",
+    "HeldCall", "Kind", "Layer", "Lines", "Part", "PartKind", "Piece", "Principal", "Remembered",
+    "Reply", "Service", "Source", "ToolCall", "Usage", "VerdictNote",
 ]  # fmt: skip
 
 HeaderList: TypeAlias = "list[tuple[bytes, bytes]]"
@@ -39,6 +39,29 @@ SAYS = frozenset({
 })  # fmt: skip
 """Headers in which a caller says something of itself: picked once, because most calls have none and
 each layer that asks would look through all of them."""
+
+
+class Lines(list[tuple[bytes, bytes]]):
+    """The header lines of a request that is served, and what was derived of them alone.
+
+    A client repeats its head from call to call, and the edge hands out the same lines then: what
+    was found out once holds again. Nobody changes them; who wants others makes a list.
+
+    Attributes:
+        said: Those that `SAYS` names.
+        digest: SHA-256 of the credential; None until it was asked for, or where there is none.
+        onward: What goes on to an upstream, by what it is told (`wire.headers.to_upstream`).
+        trace: Id of the trace they belong to (`record.trace_of`); None until it was asked for.
+    """
+
+    __slots__ = ("digest", "onward", "said", "trace")
+
+    def __init__(self, lines: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(lines)
+        self.said: HeaderList = [pair for pair in self if pair[0] in SAYS]
+        self.digest: bytes | None = None
+        self.trace: str | None = None
+        self.onward: dict[tuple[bool, bool], HeaderList] = {}
 
 
 class Family(StrEnum):
@@ -282,7 +305,7 @@ class Call:
         self.path = path
         self.target = target
         self.headers = headers
-        self.said: HeaderList = [pair for pair in headers if pair[0] in SAYS]
+        self.said = headers.said if isinstance(headers, Lines) else Lines(headers).said
         self.body = body
         self.coding = ""
         self.upload: AsyncIterator[bytes] | None = None

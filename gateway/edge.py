@@ -123,6 +123,7 @@ class Edge:
         self._intake = Intake(clock, offload)
         self._flights: set[Flight] = set()
         self._idle: asyncio.Event | None = None
+        self._heads = framing.Heads()
         self._hosts = framing.HostRule(snapshot().edge)
         self._ways_of: Snapshot | None = None
         self._ways: dict[tuple[object, ...], Way] = {}
@@ -155,7 +156,7 @@ class Edge:
         outlet.closing = self.draining
         head = framing.Head()
         try:
-            head = framing.read(scope["headers"])
+            head = self._heads.read(scope["headers"])
             entry = self._enter(scope, head, outlet)
             if isinstance(entry, int):
                 await outlet.plain(entry, [])

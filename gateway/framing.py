@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from gateway.call import ClientKind
+from gateway.call import ClientKind, Lines
 from gateway.errors import MalformedCall
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_HEADERS = 256
 """Header lines of one request. Real clients send 10 to 40; every line costs a look-up."""
+
+PER_LINE = 150
+"""Bytes that a remembered line takes beside its own."""
 
 HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate",
@@ -43,6 +46,10 @@ _NOT_A_HOP = frozenset(
      b"x-api-key", b"cookie", b"origin", b"idempotency-key")
 )  # fmt: skip
 """Naming one of these in `Connection` would have it vanish after we decided by it."""
+
+_LENGTH = b"content-length"
+_NO_LINES = Lines()
+_new = object.__new__
 
 _NOT_ANSWERED = HOP_BY_HOP | {b"date", b"content-length"}
 
@@ -64,13 +71,13 @@ class Head:
     """What the edge needs of a request head.
 
     Attributes:
-        kept: End-to-end headers: order, case of values and repeats as sent.
+        kept: End-to-end headers: order, case of values and repeats as sent. Never changed.
         length: Declared body bytes; None where none is declared.
         chunked: The body comes in chunks of unknown total.
         coding: Content coding in lower case, "" for none.
     """
 
-    kept: HeaderList = field(default_factory=list)
+    kept: Lines = field(default_factory=lambda: _NO_LINES)
     host: bytes = b""
     length: int | None = None
     chunked: bool = False
@@ -94,7 +101,7 @@ def read(headers: Iterable[tuple[bytes, bytes]]) -> Head:
     """
     head = Head()
     seen: set[bytes] = set()
-    kept = head.kept
+    kept: HeaderList = []
     connection: list[bytes] = []
     for pair in headers:
         name = pair[0]
@@ -116,9 +123,62 @@ def read(headers: Iterable[tuple[bytes, bytes]]) -> Head:
         elif name == b"connection":
             connection += [token.strip().lower() for token in pair[1].split(b",")]
     _check(head, kept)
-    if connection:
-        head.kept = _without(kept, connection)
+    head.kept = Lines(_without(kept, connection) if connection else kept)
     return head
+
+
+class Heads:
+    """Heads seen before: a client repeats its own, call by call, but for the body's length.
+
+    A head equal to one of them in every other byte was checked already, and what was found out of
+    its lines holds again (`call.Lines`). Bounded in number and bytes; all go when there are too
+    many, so that nobody's credential stays for ever.
+    """
+
+    MOST = 4_096
+    MOST_BYTES = 8 << 20
+    LONGEST = 8_192
+    """Bytes of a head that is worth keeping, `PER_LINE` for each line among them."""
+
+    __slots__ = ("_at", "_bytes", "_seen")
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[tuple[bytes, bytes], ...], Head] = {}
+        self._bytes = 0
+        self._at: dict[int, int] = {}  # where the length stood in the last head of so many lines
+
+    def read(self, headers: HeaderList) -> Head:
+        """As the function `read`; sooner, where such a head was read before."""
+        at = self._at.get(len(headers), 0)
+        if not headers or headers[at][0] != _LENGTH:
+            at = next((i for i, pair in enumerate(headers) if pair[0] == _LENGTH), -1)
+            if at < 0:
+                return read(headers)
+            self._at[len(headers)] = at
+        rest = (*headers[:at], *headers[at + 1 :])
+        last = self._seen.get(rest)
+        if last is None:
+            head = read(headers)
+            self._keep(rest, head)
+            return head
+        head = _new(Head)
+        head.kept, head.host, head.coding = last.kept, last.host, last.coding
+        head.origin, head.client, head.anthropic = last.origin, last.client, last.anthropic
+        head.chunked = head.expects = False
+        _length(head, headers[at][1])
+        return head
+
+    def _keep(self, rest: tuple[tuple[bytes, bytes], ...], head: Head) -> None:
+        if head.expects or head.chunked:
+            return
+        size = sum(len(name) + len(value) + PER_LINE for name, value in rest)
+        if size > self.LONGEST:
+            return
+        if len(self._seen) >= self.MOST or self._bytes + size > self.MOST_BYTES:
+            self._seen.clear()
+            self._bytes = 0
+        self._seen[rest] = head
+        self._bytes += size
 
 
 def _check(head: Head, kept: HeaderList) -> None:

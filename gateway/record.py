@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.call import Lines
 from gateway.telemetry.decisions import LONGEST_DETAIL, Quotes, make_record, make_who
 from gateway.telemetry.logs import serialized
 from gateway.telemetry.traces import parse_traceparent
@@ -27,6 +28,14 @@ LONGEST_NAME = 128
 
 def trace_of(headers: HeaderList) -> str:
     """The trace a call belongs to, which all lines of one turn have in common; "" for none."""
+    if not isinstance(headers, Lines):
+        return _trace(headers)
+    if headers.trace is None:
+        headers.trace = _trace(headers)
+    return headers.trace
+
+
+def _trace(headers: HeaderList) -> str:
     for name, value in headers:
         if name == b"traceparent":
             context = parse_traceparent(value)

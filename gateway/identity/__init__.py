@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from gateway.call import Principal
+from gateway.call import Lines, Principal
 from gateway.errors import Forbidden, GatewayError, MalformedCall, StoreUnavailable, Unauthenticated
 from gateway.identity.claims import (
     Token,
@@ -297,16 +297,20 @@ class Identities:
             Forbidden: A good credential that may not be used here.
             StoreUnavailable: No key set could be had to judge it by.
         """
-        credential = presented(headers)
-        if not credential:
-            return _anonymous(snapshot, headers, peer)
+        digest = headers.digest if isinstance(headers, Lines) else None
+        if digest is None:
+            credential = presented(headers)
+            if not credential:
+                return _anonymous(snapshot, headers, peer)
+            digest = sha256(credential.encode()).digest()
+            if isinstance(headers, Lines):
+                headers.digest = digest
         book = self._book
         if book is None or book.snapshot is not snapshot:
             book = self._turn_to(snapshot)
-        digest = sha256(credential.encode()).digest()
         principal = book.find(digest, now)
         if principal is None:
-            found = self._judge(book, credential, digest, now)
+            found = self._judge(book, presented(headers), digest, now)
             if not isinstance(found, Principal):
                 return _here_later(found, headers, peer)
             principal = found

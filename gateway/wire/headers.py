@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.call import Lines
+
 if TYPE_CHECKING:
     from gateway.call import HeaderList
 
@@ -56,12 +58,19 @@ def to_upstream(headers: HeaderList, *, governed: bool, idempotency: bool) -> He
         governed: Routes whose answers we read: the upstream is asked not to compress.
         idempotency: Whether the upstream understands `Idempotency-Key`.
     """
-    stays = _KEPT_HERE[governed, idempotency]
+    told = governed, idempotency
+    if isinstance(headers, Lines):
+        known = headers.onward.get(told)
+        if known is not None:
+            return known.copy()
+    stays = _KEPT_HERE[told]
     out = [pair for pair in headers if pair[0] not in stays and pair[0][:9] != _OURS]
     if len(out) < len(headers) and (named := named_by_connection(headers)):
         out = [pair for pair in out if pair[0] not in named]
     if governed:
         out.append(_PLAIN)
+    if isinstance(headers, Lines):
+        headers.onward[told] = out.copy()
     return out
 
 
