@@ -362,16 +362,17 @@ def limits_out(family: Family, limits: Sequence[OwnLimit], *, now: Micros) -> He
     known = _NAMES_OUT.get(family)
     if known is None:
         return []
-    tightest: dict[str, OwnLimit] = {}
-    for limit in limits:
-        other = tightest.get(limit[0])
-        if other is None or limit[2] < other[2]:
-            tightest[limit[0]] = limit
     out: HeaderList = []
-    for name, most, remaining, wait in tightest.values():
+    told: dict[str, Tokens] = {}
+    for name, most, remaining, wait in limits:
         names = known.get(name)
         if names is None:
             continue
+        if name in told:
+            if told[name] <= remaining:
+                continue
+            out = [pair for pair in out if pair[0] not in names]
+        told[name] = remaining
         reset = go_duration(wait) if family is _OPENAI else _date_out(now + max(0, wait))
         left = remaining if remaining < most else most  # noqa: FURB136 - on every answer
         out += (
