@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.admission.address import parse
 from gateway.admission.core import Admit, Late, Outcome
-from gateway.admission.fleet import RedisLink, parse
+from gateway.admission.fleet import RedisLink
 from gateway.admission.remote import FailMode
 from gateway.errors import StoreUnavailable
 from loadtests.redis_server import leases
