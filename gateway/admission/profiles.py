@@ -402,6 +402,7 @@ def pool_spec(  # noqa: PLR0913 - a pool is stated in one place, by keyword
         because=because,
         concurrency_because=f"{because}.concurrency" if concurrency else "",
         revision=revision,
+        plain=[dimension.name for dimension in dimensions] == ["requests", "tokens"],
     )
 
 
@@ -450,6 +451,11 @@ def reserve(accounting: Accounting, estimate: Estimate, spec: PoolSpec) -> tuple
     if accounting.profile is _NONE:
         fresh = 0
     output = _reserved_output(accounting, estimate)
+    if spec.plain:  # as below, for nearly every pool
+        if output is None:
+            output = _uncapped(estimate, spec.dimensions[1].limit)
+        burnt = fresh + accounting.output_weight * output
+        return MICRO, burnt * MICRO if burnt > 0 else 0
     vector = []
     for dimension in spec.dimensions:
         name = dimension.name
@@ -489,15 +495,17 @@ def settle(
         outcome: How the attempt ended.
     """
     if outcome is _QUOTA or outcome is _RAMP:
-        kept = accounting.refused_counts
-        return tuple(
-            cost if kept and dimension.name == "requests" else 0
-            for dimension, cost in zip(spec.dimensions, reserved, strict=True)
-        )
+        return _refused(accounting, reserved, spec)
     if usage is None:
         return None
     fresh, output = _used(accounting, usage)
     standing = accounting.profile is _UPFRONT_MAX
+    if spec.plain:  # as below, for nearly every pool
+        if standing or fresh is None or output is None:
+            return None
+        used = fresh + accounting.output_weight * output
+        micro = used * MICRO if used > 0 else 0
+        return None if micro == reserved[1] else (reserved[0], micro)
     vector = []
     for dimension, cost in zip(spec.dimensions, reserved, strict=True):
         name = dimension.name
@@ -515,6 +523,15 @@ def settle(
         vector.append(cost if units is None else units * MICRO if units > 0 else 0)
     actual = tuple(vector)
     return None if actual == reserved else actual
+
+
+def _refused(accounting: Accounting, reserved: tuple[int, ...], spec: PoolSpec) -> tuple[int, ...]:
+    """What a call costs that the provider's quota turned away."""
+    kept = accounting.refused_counts
+    return tuple(
+        cost if kept and dimension.name == "requests" else 0
+        for dimension, cost in zip(spec.dimensions, reserved, strict=True)
+    )
 
 
 def _used(accounting: Accounting, usage: Usage) -> tuple[int | None, int | None]:

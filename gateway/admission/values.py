@@ -69,6 +69,8 @@ class PoolSpec:
         because: Policy path of the pool.
         concurrency_because: Policy path of the concurrency limit.
         revision: Policy revision that compiled it.
+        plain: Its dimensions are requests, then tokens, and no others: nearly every pool. The
+            short ways of `profiles` rest on it; False is never wrong.
     """
 
     name: str
@@ -85,6 +87,7 @@ class PoolSpec:
     because: RuleId = ""
     concurrency_because: RuleId = ""
     revision: int = 0
+    plain: bool = False
 
 
 @valueclass(frozen=True, slots=True, kw_only=True)
