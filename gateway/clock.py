@@ -203,8 +203,9 @@ class LoopClock:
         self._precise = precise
         self._anchor = 0
         self._anchor = round(time.time() * MICRO) - self.now()
-        if precise:  # read two dozen times in a call: by a function that looks nothing up
+        if precise:  # read a dozen times in a call: by functions that look nothing up
             self.now = _reading(self._anchor)  # type: ignore[method-assign]
+            self.wall = time.time  # type: ignore[method-assign]
         self.deadlines = Deadlines(self._loop, self.now)
         if precise:
             self.after = self.deadlines.after  # type: ignore[method-assign]

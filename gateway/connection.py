@@ -193,7 +193,9 @@ class Exchange(RequestResponseCycle):
         self.size += len(piece)
         if self.size > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-        self.stir()
+        self.news = True
+        if self._reader is not None:
+            self.stir()
 
     def stir(self) -> None:
         """There is news for whoever waits in `receive`."""
@@ -228,8 +230,12 @@ class Exchange(RequestResponseCycle):
         """The whole body, once, where all of it is here and its client as well; else None."""
         if self.more_body or self.disconnected:
             return None
-        self.flow.resume_reading()  # a large body paused it, and its client's leaving must be heard
+        if self.flow.read_paused:  # by a large body; its client's leaving must be heard
+            self.flow.resume_reading()
         self.news = False
+        if len(self.body) == 1:
+            self.size = 0
+            return self.body.pop()
         return self._taken()
 
     def _taken(self) -> bytes:
@@ -298,15 +304,15 @@ class Exchange(RequestResponseCycle):
             data = b""
         elif self.chunked_encoding:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        else:
+        elif len(data) != self.expected_content_length:
             self._count(data)
-            if self.expected_content_length:
-                raise RuntimeError("the body is shorter than declared")
+            raise RuntimeError("the body is shorter than declared")
         held, self.held = self.held, b""
         if held or data:
             self.transport.write(held + data)
-        self.response_complete = True
-        self.stir()
+        self.response_complete = self.news = True
+        if self._reader is not None:
+            self.stir()
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
@@ -446,7 +452,8 @@ class Connection(HttpToolsProtocol):
         scope["http_version"] = version
         scope["method"] = parser.get_method().decode("ascii")
         scope["headers"] = self.headers
-        scope["path"], scope["raw_path"], scope["query_string"] = self._parts()
+        parts = self._paths.get(self.url) or self._parts()
+        scope["path"], scope["raw_path"], scope["query_string"] = parts
         former = self.cycle
         self.cycle = cycle = Exchange(
             self,
@@ -464,11 +471,9 @@ class Connection(HttpToolsProtocol):
         self.headers = _TRAILERS  # type: ignore[assignment]
 
     def _parts(self) -> Parts:
-        parts = self._paths.get(self.url)
-        if parts is None:
-            parts = parts_of(self.url)
-            if len(self._paths) < MOST_PATHS and not parts[2]:
-                self._paths[self.url] = parts
+        parts = parts_of(self.url)
+        if len(self._paths) < MOST_PATHS and not parts[2]:
+            self._paths[self.url] = parts
         return parts
 
     def on_body(self, body: bytes) -> None:
@@ -483,7 +488,9 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         assert isinstance(cycle, Exchange)  # noqa: S101 - `on_headers_complete` makes no other
         cycle.more_body = False
-        cycle.stir()
+        cycle.news = True
+        if cycle._reader is not None:  # noqa: SLF001 - of the same file
+            cycle.stir()
         self._head_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401

@@ -151,10 +151,10 @@ class Edge:
             return
         received = self._clock.now()
         # Sortable by time, unguessable enough to name a call in a ticket.
-        call_id = f"{received // 1000:011x}{self._rng.getrandbits(52):013x}"
+        call_id = "%011x%013x" % (received // 1000, self._rng.getrandbits(52))  # noqa: UP031 - cheaper
         outlet = Outlet(scope, send, call_id, received)
         outlet.closing = self.draining
-        head = framing.Head()
+        head: Head | None = None
         try:
             head = self._heads.read(scope["headers"])
             entry = self._enter(scope, head, outlet)
@@ -166,7 +166,7 @@ class Edge:
                 return
             call = self._call(scope, head, outlet, entry, received)
         except GatewayError as error:
-            await self._refuse_early(outlet, scope, head, receive, error)
+            await self._refuse_early(outlet, scope, head or framing.Head(), receive, error)
             return
         flight = Flight(call, head, outlet, receive, self._clock)
         call.task = flight.task

@@ -101,7 +101,13 @@ class Observing:
                 self._ended(call, status, FAILED if status else CANCELLED, None)
                 raise
             self._answered(call, reply)
-            reply.on_close(lambda end: self._closed(call, reply, end))
+
+            def closed(end: End) -> None:
+                if call.usage is not None:
+                    metrics.settled(_model(call), call.usage)
+                self._ended(call, reply.status, outcome_of(reply, end), None)
+
+            reply.on_close(closed)
             return reply
 
         return serve
@@ -114,14 +120,13 @@ class Observing:
         ours = isinstance(error, CallerFault | Saturated)
         self._ended(call, type(error).status, REFUSED if ours else FAILED, error)
 
-    def _closed(self, call: Call, reply: Reply, end: End) -> None:
-        if call.usage is not None:
-            self._metrics.settled(_model(call), call.usage)
-        self._ended(call, reply.status, outcome_of(reply, end), None)
-
     def _ended(self, call: Call, status: int, outcome: str, error: GatewayError | None) -> None:
+        model = call.model
         self._metrics.call_ended(
-            dialect=call.dialect, model=_model(call), status=status, outcome=outcome
+            dialect=call.dialect,
+            model=model.name if model is not None else "",
+            status=status,
+            outcome=outcome,
         )
         if call.tool is not None:
             span = self._clock.now() - call.received

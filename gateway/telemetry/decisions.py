@@ -181,7 +181,7 @@ class Record:
                 constant costs a third of what an encoder takes.
         """
         quote = quote or Quotes()
-        line = self._line(quote, b",".join([quote.note(note) for note in self.notes]))
+        line = self._line(quote, quote.notes(self.notes))
         if len(line) > LONGEST:
             line = self._line(quote, b",".join(map(serialized, shortened(self.notes))))
         return line
@@ -208,6 +208,7 @@ _LINE = (
     b'"trace":"%b",'
     b'"usage":%b,"notes":[%b]}'
 )
+_LINK = b'%b"at":%d,"detail":%b}'
 _REFUSAL = b'"code":%b,"because":%b,"error":%b'
 _NO_REFUSAL = _REFUSAL % (b'""', b'""', b'""')
 
@@ -255,18 +256,28 @@ class Quotes:
                 self._groups[who] = found
         return found
 
-    def note(self, note: Note) -> bytes:
-        """One link of a chain as an object."""
-        key = (note.layer, note.verdict, note.because)
-        link = self._links.get(key)
-        if link is None:
-            link = b'{"layer":%b,"verdict":%b,"because":%b,' % tuple(map(self, key))
-            if len(link) <= LONGEST_GROUP:
-                if len(self._links) >= MOST_GROUPS:
-                    self._links.clear()
-                self._links[key] = link
-        detail = note.detail
-        return b'%b"at":%d,"detail":%b}' % (link, note.at, self._known.get(detail) or self(detail))
+    def notes(self, notes: Sequence[Note]) -> bytes:
+        """The links of a chain as objects, with commas between: filled in all at once."""
+        links, known = self._links, self._known
+        facts: list[bytes | int] = []
+        for note in notes:
+            key = (note.layer, note.verdict, note.because)
+            detail = note.detail
+            facts += (
+                links.get(key) or self._link(key),
+                note.at,
+                known.get(detail) or self(detail),
+            )
+        return b",".join([_LINK] * len(notes)) % tuple(facts)
+
+    def _link(self, key: tuple[str, str, str]) -> bytes:
+        """What links of that layer, verdict and rule begin with."""
+        link = b'{"layer":%b,"verdict":%b,"because":%b,' % tuple(map(self, key))
+        if len(link) <= LONGEST_GROUP:
+            if len(self._links) >= MOST_GROUPS:
+                self._links.clear()
+            self._links[key] = link
+        return link
 
 
 def shortened(notes: Sequence[Note]) -> list[dict[str, Any]]:

@@ -40,6 +40,9 @@ MOST_SECRETS = 4_096
 SHORTEST_SECRET = 6
 """Shorter values are no secrets, and replacing them would tear lines apart."""
 
+_MILLIS = tuple(f"{part:03d}Z" for part in range(1000))
+"""How stamps end: to write a number with leading zeros costs twenty times a look-up."""
+
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 HIDDEN = b"***"
 
@@ -228,7 +231,7 @@ class Log:
         if second != self._second:  # formatted once a second
             self._shown = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
             self._second = second
-        return f"{self._shown}{int(part * 1000):03d}Z"
+        return self._shown + _MILLIS[int(part * 1000)]
 
     def write(self, line: bytes, *, plain: bool = False) -> None:
         """The line, without its end, is in the buffer, or dropped and counted.

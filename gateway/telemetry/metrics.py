@@ -429,10 +429,11 @@ class Metrics:
 
     def settled(self, model: str, usage: Usage) -> None:
         """A call was settled, exactly once."""
+        used = self._used
         if usage.input:
-            self._spent(model, "input", usage.input)
+            (used.known.get((model, "input")) or used(model, "input")).total += usage.input
         if usage.output:
-            self._spent(model, "output", usage.output)
+            (used.known.get((model, "output")) or used(model, "output")).total += usage.output
         if usage.cache_read:
             self._spent(model, "cache_read", usage.cache_read)
         if usage.cache_write:

@@ -122,7 +122,7 @@ def test_texts_remembered_as_json_are_bounded():
     for number in range(2 * MOST_QUOTES):
         quote(f"text {number}")
         quote.names(Who("chat", "POST", f"/v1/{number}"))
-        quote.note(note(because=f"rules.{number}"))
+        quote.notes([note(because=f"rules.{number}")])
     assert len(quote._known) <= MOST_QUOTES
     assert len(quote._groups) <= MOST_GROUPS
     assert len(quote._links) <= MOST_GROUPS
