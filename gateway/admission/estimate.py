@@ -174,8 +174,12 @@ class InputBias:
         bias = self._factors.made((model, tools, images))
         bias.samples += 1
         target = reported / counted
-        target = min(MOST_BIAS, max(LEAST_BIAS, target))
-        bias.factor += max(ALPHA, 1 / bias.samples) * (target - bias.factor)
+        if target < LEAST_BIAS:
+            target = LEAST_BIAS
+        elif target > MOST_BIAS:
+            target = MOST_BIAS
+        weight = 1 / bias.samples if bias.samples < MANY else ALPHA
+        bias.factor += weight * (target - bias.factor)
 
 
 class CacheShare:

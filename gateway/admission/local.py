@@ -289,7 +289,8 @@ class LocalStore:
         core, now = held.core, self._clock.now()
         if now - core.meter.now > STANDING_AGE or now < core.meter.now:
             core.advance(now)
-        return list(zip(core.spec.dimensions, core.meter.read(), strict=True))
+        used = core.meter.read()
+        return [(rule, used[at]) for at, rule in enumerate(core.spec.dimensions)]
 
     def pools(self) -> tuple[str, ...]:
         """Names of all pools alive."""

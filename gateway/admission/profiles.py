@@ -507,8 +507,9 @@ def settle(
         micro = used * MICRO if used > 0 else 0
         return None if micro == reserved[1] else (reserved[0], micro)
     vector = []
-    for dimension, cost in zip(spec.dimensions, reserved, strict=True):
-        name = dimension.name
+    dimensions = spec.dimensions
+    for at, cost in enumerate(reserved):  # a strict `zip` costs five times as much
+        name = dimensions[at].name
         if name == "requests" or (standing and name != "money"):
             vector.append(cost)
             continue

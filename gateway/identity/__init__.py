@@ -86,7 +86,7 @@ def presented(headers: HeaderList) -> str:
         if name == b"x-api-key":
             token = value.strip()
         elif name == b"authorization":
-            token = _bearer(value)
+            token = value[7:].strip() if value[:7] == b"Bearer " else _bearer(value)
         else:
             continue
         # Empty is what some SDKs send when they have no key.
@@ -96,7 +96,8 @@ def presented(headers: HeaderList) -> str:
                 code="conflicting_credentials",
             )
         found = token or found
-    if len(found) > MAX_CREDENTIAL or b" " in found:
+    # `find` and not `in`, which tries what it looks for as a number first: three times as dear.
+    if len(found) > MAX_CREDENTIAL or found.find(b" ") >= 0:
         raise Unauthenticated("The credential is too long or holds a blank.")
     try:
         return found.decode()

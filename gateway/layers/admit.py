@@ -83,8 +83,15 @@ class Admission:
         self._held: dict[Grants, Micros] = {}
         self._renewing: Timer | None = None
 
-    def hold(self, grants: Grants, lease: Micros, now: Micros) -> None:
-        """These grants are renewed until `release`: one timer for all, since most never need it."""
+    def hold(self, grants: Grants, specs: Sequence[PoolSpec], now: Micros) -> None:
+        """These grants are renewed until `release`: one timer for all, since most never need it.
+
+        Args:
+            grants: Held now.
+            specs: Their pools; the shortest lease counts.
+            now: The instant.
+        """
+        lease = specs[0].lease if len(specs) == 1 else min([spec.lease for spec in specs])
         due = self._held[grants] = now + lease // 3
         timer = self._renewing
         if timer is None or due < timer.at:
@@ -175,7 +182,7 @@ class Grants:
             raise
         names = specs[0].name if len(specs) == 1 else ", ".join([spec.name for spec in specs])
         call.note("admit", "granted", specs[-1].because, now, f"{names}: at once")
-        self._hold(now)
+        admission.hold(self, specs, now)
         return None
 
     async def _rest(
@@ -218,7 +225,7 @@ class Grants:
         except BaseException:
             self.cancel()
             raise
-        self._hold(admission.clock.now())
+        admission.hold(self, specs, admission.clock.now())
 
     def _granted(
         self,
@@ -240,14 +247,6 @@ class Grants:
             call.tags, call.meters = call.tags or {}, call.meters or {}
         call.tags[spec.name] = verdict.tag
         call.meters[spec.name] = verdict.meter
-
-    def _hold(self, now: Micros) -> None:
-        held = self._held
-        if held:
-            lease = held[0].spec.lease
-            if len(held) > 1:
-                lease = min([grant.spec.lease for grant in held])
-            self._admission.hold(self, lease, now)
 
     def _plain_ask(self, cost: tuple[int, ...], lane: int, now: Micros) -> Ask:
         """What is asked of a pool the short way, which knows no places."""

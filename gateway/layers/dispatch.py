@@ -20,7 +20,7 @@ from gateway.errors import BreakerOpen, UpstreamTimeout
 from gateway.opening import Relayed, decoded, fault_of, read_error, read_opening
 from gateway.resilience.breaker import spent_for
 from gateway.resilience.credentials import FOREVER, CredentialHealth
-from gateway.units import MICRO, Rng
+from gateway.units import MICRO, Micros, Rng
 from gateway.upstream import TransportFault, make_outgoing
 from gateway.wire import headers as wire_headers
 from gateway.wire import ratelimit_headers, splice
@@ -80,11 +80,11 @@ class Credentials:
             if any(glob == "*" or fnmatchcase(model, glob) for glob in one.models)
         )
 
-    def choose(self, call: Call, provider: Provider) -> Credential | None:
+    def choose(self, call: Call, provider: Provider, now: Micros) -> Credential | None:
         """A healthy credential, or None."""
-        return self.health.choose(
-            provider.name, self.candidates(call, provider), now=self.clock.now(), rng=self.rng
-        )
+        own = provider.credentials
+        candidates = own if len(own) < 2 else self.candidates(call, provider)
+        return self.health.choose(provider.name, candidates, now=now, rng=self.rng)
 
     def none_left(self, call: Call, provider: Provider) -> BreakerOpen:
         """Why nothing can be sent: soft where one is only cooling, hard where all are out."""
@@ -247,7 +247,7 @@ class Dispatch:
         provider = deployment.provider
         started = self._clock.now()
         try:
-            incoming = await self._send(call, deployment)
+            incoming = await self._send(call, deployment, started)
             try:
                 reply = self._begun(call, provider, incoming)
                 if reply is None:
@@ -256,17 +256,19 @@ class Dispatch:
                 incoming.abort("given_up")
                 await incoming.close(reuse=False)
                 raise
-        finally:
+        except BaseException:
             call.upstream_us += self._clock.now() - started
+            raise
+        call.upstream_us += call.first_byte - started
         if reply.kind is not None:
             self._credentials.refused(call, provider, reply)
         if self.on_status is not None:
             self.on_status(provider.name, reply.status, reply.kind)
         return reply
 
-    async def _send(self, call: Call, deployment: Deployment) -> Incoming:
+    async def _send(self, call: Call, deployment: Deployment, now: Micros) -> Incoming:
         provider = deployment.provider
-        credential = self._credentials.choose(call, provider)
+        credential = self._credentials.choose(call, provider, now)
         if credential is None and provider.credentials:
             raise self._credentials.none_left(call, provider)
         call.credential = credential.id if credential is not None else ""
@@ -280,7 +282,7 @@ class Dispatch:
         out = make_outgoing(
             method=call.method,
             base_url=provider.base_url,
-            target=target_of(call, provider),
+            target=call.target if provider.query is None else target_of(call, provider),
             headers=headers,
             body=body,
             upload=call.upload,

@@ -87,12 +87,9 @@ class Estimating:
         self._carry(call, deployment, await counting)
 
     def _carry(self, call: Call, deployment: Deployment, counted: Counted) -> None:
+        """The call carries its estimate, made of that count and what was learned."""
         if not counted.exact and self.on_estimated is not None:
             self.on_estimated(counted.because)
-        call.deployment = deployment
-        call.estimate = self._estimate(call, deployment, counted)
-
-    def _estimate(self, call: Call, deployment: Deployment, counted: Counted) -> Estimate:
         fields, principal = call.fields, call.principal
         assert fields is not None  # noqa: S101 - only parsed routes come here
         assert principal is not None  # noqa: S101 - identify ran
@@ -110,7 +107,8 @@ class Estimating:
         cached = 0
         if call.session:
             cached = min(tokens, learned.cache.predict(call.session, tokens))
-        return make_estimate(
+        call.deployment = deployment
+        call.estimate = make_estimate(
             input=tokens,
             output=output,
             cap=cap,

@@ -166,9 +166,10 @@ class LoopGuard:
             LoopDetected: A rule in enforce mode refuses.
         """
         rules, parsed = call.snapshot.loops, call.parsed
-        if rules.mode is OFF or parsed is None or call.dialect not in turns.READERS:
+        read = turns.READERS.get(call.dialect)
+        if rules.mode is OFF or parsed is None or read is None:
             return (), None
-        said = turns.of(call.dialect, parsed)
+        said = read(parsed)
         newest = next(said, None)
         if newest is None and self.on_spoken is not None:
             self.on_spoken(call)

@@ -16,7 +16,7 @@ from gateway.errors import UpstreamFault, UpstreamTimeout, UpstreamUnreachable
 from gateway.resilience.attempts import BACKED_OFF, REQUEUED, Again, Attempts, decide
 from gateway.resilience.backoff import next_delay
 from gateway.resilience.budget import RetryBudget
-from gateway.units import MICRO, Micros, Rng
+from gateway.units import MICRO, Rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ class Retrying:
                     outcome = error
                 else:
                     if outcome.kind is None:
-                        self._purse(call, self._clock.now()).succeeded()
+                        self._purse(call).succeeded()
                         return outcome
                 tried = tried or Attempts()
                 ruling = self._rule(call, outcome, tried)
@@ -122,7 +122,7 @@ class Retrying:
             other_key=kind is not Kind.CALLER and self._spares.other_credential(call),
             rng=self._rng,
         )
-        if isinstance(ruling, Again) and not self._purse(call, now).take(now=now):
+        if isinstance(ruling, Again) and not self._purse(call).take(now=now):
             ruling = "the retry budget is spent"
         if isinstance(ruling, str):
             call.notes.append(VerdictNote("retry", "give_up", rules.because, now, ruling))
@@ -135,7 +135,7 @@ class Retrying:
         call.notes.append(note)
         return ruling
 
-    def _purse(self, call: Call, now: Micros) -> RetryBudget:
+    def _purse(self, call: Call) -> RetryBudget:
         """Whose budget pays for a further attempt.
 
         The deployment's: a sick upstream must not spend what a healthy one earned. Where an SDK
@@ -155,6 +155,7 @@ class Retrying:
             return self._budget
         own = self._own.get(name)
         if own is None:
+            now = self._clock.now()
             own = self._own[name] = RetryBudget(call.snapshot.backoff, now=now)
             if len(self._own) > MOST_PURSES:
                 self._own.popitem(last=False)

@@ -59,31 +59,31 @@ def completed(reported: Usage | None, estimate: Estimate, streamed: int, price: 
 
 
 class PlainTap:
-    """Keeps a copy of a plain answer, up to a bound, to read its usage at the end."""
+    """Keeps a copy of a plain answer, up to a bound, to read its usage at the end.
 
-    __slots__ = ("_kept", "_size")
+    Attributes:
+        size: Bytes seen.
+    """
+
+    __slots__ = ("_kept", "size")
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []
-        self._size = 0
+        self.size = 0
 
     def __call__(self, chunk: bytes) -> None:
         """Keep the chunk, or nothing once the answer is too large."""
-        self._size += len(chunk)
-        if self._size <= MAX_ANSWER:
+        self.size += len(chunk)
+        if self.size <= MAX_ANSWER:
             self._kept.append(chunk)
         else:
             self._kept.clear()
 
-    @property
-    def size(self) -> int:
-        """Bytes seen."""
-        return self._size
-
     def decoded(self, coding: str) -> dict[str, Any] | None:
         """The answer as an object; None where it is none, or too large to have been kept."""
         try:
-            parsed = read_answer(unpacked(coding, b"".join(self._kept)))
+            body = b"".join(self._kept)
+            parsed = read_answer(unpacked(coding, body) if coding else body)
         except ValueError:
             return None
         return parsed if isinstance(parsed, dict) else None
@@ -244,11 +244,12 @@ class Settling:
         codec = CODECS[call.dialect]
 
         embeds = call.dialect is EMBEDDINGS  # its numbers are no tokens
+        responds = call.dialect is RESPONSES
 
         def closed(end: End) -> None:
             body = tap.decoded(wire_headers.coding_of(reply.headers))
             reported = codec.usage_of(body) if body is not None else None
-            if body is not None:
+            if body is not None and responds:
                 self.answered(call, body.get("id"))
             if reported is not None and embeds:
                 reported = completed(reported, _NO_OUTPUT, 0, _FREE)

@@ -268,6 +268,11 @@ class _Attempt:
             self.answered(reply)
         elif end is COMPLETE or reply.terminal:
             self.told = True
+            if not self.probe:  # its head has counted; only a probe's end can close a breaker
+                self.breaker.started()
+                if self.breaker.easing:
+                    self.breakers.wake(self.scope)
+                return
             before = self.breaker.version
             changed = self.breaker.succeeded(now=self.clock.now(), probe=self.probe, begun=True)
             self._tell(before, changed)

@@ -36,11 +36,13 @@ class RetryBudget:
 
     def _add(self, amount: int) -> None:
         balance, most = self._balance + amount, self._rules.budget_max * MICRO
-        self._balance = balance if balance < most else most  # noqa: FURB136 - every call adds
+        self._balance = min(balance, most)
 
     def succeeded(self) -> None:
         """A call ended well: it earns a fraction of a retry."""
-        self._add(self._rules.budget_ratio_ppm)
+        rules = self._rules
+        balance, most = self._balance + rules.budget_ratio_ppm, rules.budget_max * MICRO
+        self._balance = balance if balance < most else most  # noqa: FURB136 - every call
 
     def take(self, *, now: Micros) -> bool:
         """Whether one retry may be made; if so it is taken."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -63,6 +63,8 @@ class LoopRules:
         task_tokens, task_money: What a task may use in all.
         polling_tools: fnmatch patterns of tools that may repeat.
         window: On the tool plane, calls count together within this time (`repeats.py`).
+        meters: Whether any rule needs to know what calls of a conversation cost.
+        meters_tasks: The same of calls of a task.
     """
 
     same_call: int = 4
@@ -81,15 +83,14 @@ class LoopRules:
     mode: Mode = Mode.SHADOW
     because: RuleId = "loops"
 
-    @property
-    def meters(self) -> bool:
-        """Whether any rule needs to know what calls of a conversation cost."""
-        return bool(self.tokens_per_minute or self.max_tokens or self.max_money)
+    meters: bool = field(init=False, compare=False, repr=False)
+    meters_tasks: bool = field(init=False, compare=False, repr=False)
 
-    @property
-    def meters_tasks(self) -> bool:
-        """Whether any rule needs to know what calls of a task cost."""
-        return bool(self.task_tokens or self.task_money)
+    def __post_init__(self) -> None:
+        """What every call asks is answered once."""
+        costs = bool(self.tokens_per_minute or self.max_tokens or self.max_money)
+        object.__setattr__(self, "meters", costs)
+        object.__setattr__(self, "meters_tasks", bool(self.task_tokens or self.task_money))
 
 
 class Rule(StrEnum):

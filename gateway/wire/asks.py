@@ -94,7 +94,9 @@ def cap(body: Body, *, answers: int = 1) -> Tokens | None:
     largest = 0
     for key in CAPS:
         if key in body:
-            value = number(body[key], key)
+            value = body[key]
+            if type(value) is not int:
+                value = number(value, key)
             if value is not None and largest < value <= ABSURD:
                 largest = value
     for outer, key in BUDGETS:

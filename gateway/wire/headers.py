@@ -6,6 +6,7 @@ Order and multiplicity are kept, names are lower case. Hop-by-hop headers, and e
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from gateway.call import Lines
@@ -28,6 +29,7 @@ ADVICE = frozenset({b"retry-after", b"retry-after-ms", b"x-should-retry"})
 """The upstream's word on waiting is for us; the client gets ours."""
 
 
+_NAME = itemgetter(0)
 _OURS = b"tidegate-"
 _PLAIN = (b"accept-encoding", b"identity")
 
@@ -65,7 +67,7 @@ def to_upstream(headers: HeaderList, *, governed: bool, idempotency: bool) -> He
             return known.copy()
     stays = _KEPT_HERE[told]
     out = [pair for pair in headers if pair[0] not in stays and pair[0][:9] != _OURS]
-    if len(out) < len(headers) and (named := named_by_connection(headers)):
+    if b"connection" in map(_NAME, headers) and (named := named_by_connection(headers)):
         out = [pair for pair in out if pair[0] not in named]
     if governed:
         out.append(_PLAIN)
@@ -81,7 +83,7 @@ def to_client(headers: HeaderList) -> HeaderList:
         for pair in headers
         if pair[0] not in _KEPT_FROM_CLIENT and not pair[0].startswith(LIMITS)
     ]
-    if len(out) < len(headers) and (named := named_by_connection(headers)):
+    if b"connection" in map(_NAME, headers) and (named := named_by_connection(headers)):
         out = [pair for pair in out if pair[0] not in named]
     return out
 

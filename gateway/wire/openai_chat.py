@@ -30,6 +30,15 @@ _WORTH = re.compile(
 
 _THINKING = ("enabled", "adaptive")
 
+_AROUND = frozenset(("tools", "functions", "response_format", "prediction"))
+"""What is counted beside the messages."""
+
+_NEEDING = frozenset((
+    "parallel_tool_calls", "modalities", "response_format", "stream", "thinking",
+    "reasoning_effort", "reasoning",
+))  # fmt: skip
+"""Where a body says what it needs of a model, beside tools and contents."""
+
 NOTHING: frozenset[str] = frozenset()
 """What nearly every call needs."""
 
@@ -61,7 +70,9 @@ def fields(body: Body) -> Fields:
         stream=stream,
         cap=asks.cap(body, answers=asks.answers(body, "n") if "n" in body else 1),
         wants_usage=wants if isinstance(wants, bool) else None,
-        needs=_needs(body, kinds, tools=tools, parallel=parallel),
+        needs=_needs(body, kinds, tools=tools, parallel=parallel)
+        if tools or kinds or parallel or not _NEEDING.isdisjoint(body)
+        else NOTHING,
         has_tools=tools,
         has_images=bool(kinds) and not kinds.isdisjoint(content.IMAGES),
         session=asks.session(body),
@@ -128,7 +139,8 @@ def _parallel(messages: list[Any]) -> bool:
 
 def parts(body: Body) -> Iterator[Piece]:
     """Everything the provider counts of a Chat Completions request."""
-    for message in _listed(body.get("messages")):
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
         yield content.MESSAGE_OVERHEAD
         if not isinstance(message, dict):
             yield from content.rendered(message)
@@ -143,7 +155,8 @@ def parts(body: Body) -> Iterator[Piece]:
             yield from content.parts(text)
         if len(message) > 2 or "content" not in message:
             yield from _beside(message)
-    yield from _around(body)
+    if not _AROUND.isdisjoint(body):  # no generator for what most calls lack
+        yield from _around(body)
     yield content.PRIMING
 
 
@@ -325,7 +338,10 @@ def completing(earlier: Usage | None, later: Usage) -> Usage:
 
 def fresh(whole: int | None, cached: int | None, written: int | None = None) -> int | None:
     """Input without its cached parts, which OpenAI's totals include; never below zero."""
-    return None if whole is None else max(0, whole - (cached or 0) - (written or 0))
+    if whole is None:
+        return None
+    left = whole - (cached or 0) - (written or 0)
+    return left if left > 0 else 0  # noqa: FURB136 - every answer
 
 
 def error_of(body: Body) -> Failure | None:

@@ -117,7 +117,9 @@ def answered(dialect: Dialect, body: Body) -> bool:
 
 
 def _chat(body: Body) -> Iterator[Said]:
-    messages = _listed(body.get("messages"))
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return
     results: dict[str, object] = {}
     for at in range(len(messages) - 1, -1, -1):
         message = messages[at]
