@@ -19,8 +19,10 @@ from runtime import abi, engine, sandbox, snapshot
 from runtime.errors import SandboxError
 
 
-def tormented(job: dict, program: sandbox.Loaded, seconds: float, every: int) -> dict:
-    """The job under torture for so long, then to its end."""
+def tormented(
+    job: dict, program: sandbox.Loaded, seconds: float, every: int, least: int = 0
+) -> dict:
+    """The job under torture for so long and so many yields, then to its end."""
     one = hops.fresh(job, program)
     end = time.monotonic() + seconds
     yields = moves = 0
@@ -28,7 +30,7 @@ def tormented(job: dict, program: sandbox.Loaded, seconds: float, every: int) ->
     requests = []
     while True:
         one.prepare()
-        if yields % 64 or time.monotonic() < end:
+        if yields < least or yields % 64 or time.monotonic() < end:
             one.ask_to_yield()
         outcome = one.run(reply, at_ns=at)
         reply = at = None
@@ -59,14 +61,15 @@ def tormented(job: dict, program: sandbox.Loaded, seconds: float, every: int) ->
     }
 
 
-def torment(name: str, seconds: float, every: int, own: engine.Engine) -> dict:
-    """All jobs of a guest."""
+def torment(name: str, seconds: float, every: int, own: engine.Engine, *, least: int = 0) -> dict:
+    """All jobs of a guest, with `least` yields between them however slow the machine is."""
     where = hops.cache()
     jobs = hops.jobs_for(name)
     out: dict = {"yields": 0, "moves": 0, "exact": True}
     for job in jobs:
         want = hops.reference(job, own, where)
-        got = tormented(job, hops.loaded_for(job, own, where), seconds / len(jobs), every)
+        program = hops.loaded_for(job, own, where)
+        got = tormented(job, program, seconds / len(jobs), every, -(-least // len(jobs)))
         out["yields"] += got["yields"]
         out["moves"] += got["moves"]
         different = [what for what in want if want[what] != got[what]]

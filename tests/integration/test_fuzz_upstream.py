@@ -381,7 +381,7 @@ def test_whatever_a_provider_answers_the_gateway_stays_whole(scene):
         assert total(metrics, "tidegate_settlement_failures_total") == 0
         assert all(value >= 0 for value in metrics.values())
 
-    stage.run(scenario(), 120)
+    stage.run(scenario(), 240)
     assert gateway.crashes() == []
     assert counts["200"] > ROUNDS // 4, counts
     assert counts["502"] > ROUNDS // 50, counts

@@ -67,7 +67,7 @@ def test_a_script_hops_through_fresh_processes_at_each_call(engine, cache, guest
 def test_a_yield_at_every_check_and_moves_through_bytes(engine, cache, name):
     if name != "kernel":
         interpreter("quickjs" if name == "javascript" else "micropython", engine)
-    result = torture.torment(name, 1.5, 200, engine)
+    result = torture.torment(name, 1.5, 200, engine, least=2_001)
     assert result["exact"], result
     assert result["yields"] > 2_000
     assert result["moves"] > 5

@@ -74,13 +74,13 @@ def test_the_log_of_a_real_gateway_replays_to_the_same_order_and_use():
     with Stage() as stage, scratch() as folder:
         made = World(folder)
         try:
-            stage.run(made.start(governed(), provider=emulation(limits=limits), keys=KEYS), 60)
-            stage.run(played(made), 90)
+            stage.run(made.start(governed(), provider=emulation(limits=limits), keys=KEYS))
+            stage.run(played(made))
             stage.run(made.gateway.idle())
             ledger = stage.run(made.emulator.ledger())
             snapshot = compiled(load_without_secrets(made.gateway.policy, {}), revision=1)
         finally:
-            stage.run(made.stop(), 60)
+            stage.run(made.stop())
         log = made.gateway.events("call")
     assert ledger["refused"].get("tokens", 0) == 0
     assert len(log) == len(ASKED)

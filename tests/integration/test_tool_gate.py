@@ -333,7 +333,7 @@ def test_killed_between_intent_and_outcome_it_is_in_doubt_and_never_runs_again()
             listed = await ground.cli("effects", "list", "--json")
             return done, again, replayed, json.loads(listed.out)
 
-        done, again, replayed, listed = stage.run(play(), limit=90)
+        done, again, replayed, listed = stage.run(play())
         assert (again.status, error_of(again)["data"]["reason"]) == (409, "effect_in_doubt")
         assert text_of(replayed) == text_of(done)
         assert len(ground.deeds(amount=8)) == 1
@@ -502,7 +502,7 @@ def test_a_question_and_its_grant_survive_kill_9():
             await ground.gateway.again()
             return await ground.call("pay", amount=60_008)
 
-        assert stage.run(play(), limit=120).status == 200
+        assert stage.run(play()).status == 200
         assert len(ground.deeds(amount=60_008)) == 1
 
 
@@ -580,6 +580,6 @@ def test_a_stopping_gateway_lets_an_effect_end_and_records_it():
             await ground.gateway.again()
             return answer, await ground.call("pay", key, amount=9, pause=1.0)
 
-        answer, again = stage.run(play(), limit=90)
+        answer, again = stage.run(play())
         assert text_of(answer) == text_of(again)
         assert len(ground.deeds(amount=9)) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.admission.core import Admit, Outcome
 from gateway.admission.remote import FailMode
+from tests.fixtures.waiting import PATIENCE_S, Turns, until
 from tests.integration.fleet import desk
 from tests.integration.fleet.desk import SECOND, ask_of, spec_of, verdict
 from tests.integration.fleet.wire import Wire
@@ -16,13 +17,6 @@ pytestmark = pytest.mark.integration
 
 RATE = 50
 """Grants a second of the pool, fleet-wide."""
-
-
-async def until(fact, within: float) -> None:
-    """The fact holds, before so many seconds have passed."""
-    async with asyncio.timeout(within):
-        while not fact():  # noqa: ASYNC110 - looks at facts of another process
-            await asyncio.sleep(0.02)
 
 
 async def demand(store, spec, name: str, seen: list[float], stop: asyncio.Event) -> None:
@@ -34,7 +28,9 @@ async def demand(store, spec, name: str, seen: list[float], stop: asyncio.Event)
         while not stop.is_set():
             number += 1
             rid = f"{name}{worker}.{number}"
-            got = await verdict(store, spec, ask_of(rid, deadline_in=60 * SECOND), within=60)
+            got = await verdict(
+                store, spec, ask_of(rid, deadline_in=60 * SECOND), within=2 * PATIENCE_S
+            )
             assert isinstance(got, Admit), got
             seen.append(loop.time())
             store.settle(spec.name, rid, outcome=Outcome.SERVED, actual=None)
@@ -62,16 +58,17 @@ def test_a_gateway_cut_off_lives_of_its_share_and_the_others_go_on(valkey, prefi
                 await asyncio.sleep(6)
                 cut_at = loop.time()
                 wire.cut = True
-                await until(lambda: alone.away, 2)
+                await until(lambda: alone.away)
+                away_at = loop.time()
                 await asyncio.sleep(8)
                 healed_at = loop.time()
                 assert not connected.away
                 wire.cut = False
-                await until(lambda: not alone.away, 20)
+                await until(lambda: not alone.away)
                 back_at = loop.time()
                 await asyncio.sleep(4)
                 stop.set()
-            during = cut_at + 2, healed_at
+            during = max(cut_at + 2, away_at), healed_at
             span = during[1] - during[0]
             share = sum(during[0] < at < during[1] for at in theirs) / (RATE * span)
             rest = sum(during[0] < at < during[1] for at in ours) / (RATE * span)
@@ -80,7 +77,7 @@ def test_a_gateway_cut_off_lives_of_its_share_and_the_others_go_on(valkey, prefi
             after = sum(at > back_at for at in (*ours, *theirs)) / (RATE * (loop.time() - back_at))
             assert after < 1.1, "no herd on return"
             assert sum(at > back_at for at in theirs) > 0
-            await until(lambda: connected.waiting() == alone.waiting() == 0, 10)
+            await until(lambda: connected.waiting() == alone.waiting() == 0)
             with valkey.client() as client:
                 key = f"{prefix}adm:{{{spec.name}}}"
                 assert client.hlen(f"{key}:rq") == 0, "nobody waits at the store"
@@ -90,19 +87,18 @@ def test_a_gateway_cut_off_lives_of_its_share_and_the_others_go_on(valkey, prefi
 
 def test_a_store_that_answers_after_five_seconds_is_as_good_as_none(valkey, prefix):
     async def run():
-        loop = asyncio.get_running_loop()
         spec = spec_of(limits={"rpm": 6_000})
         async with Wire(valkey.port) as wire, desk.shared(wire.url, prefix=prefix) as store:
             await verdict(store, spec, ask_of("a"))
             wire.delay_s = 5.0
-            began = loop.time()
-            for n in range(20):
-                assert isinstance(await verdict(store, spec, ask_of(f"b{n}"), within=5), Admit)
-            assert loop.time() - began < 2.5, "two answers that do not come are enough to know"
+            async with Turns() as since:
+                for n in range(20):
+                    assert isinstance(await verdict(store, spec, ask_of(f"b{n}")), Admit)
+                assert since.seconds < 2.5, "two answers that do not come are enough to know"
             assert store.away
             wire.delay_s = 0.0
-            await until(lambda: not store.away, 25)
-            assert isinstance(await verdict(store, spec, ask_of("c"), within=10), Admit)
+            await until(lambda: not store.away)
+            assert isinstance(await verdict(store, spec, ask_of("c")), Admit)
 
     asyncio.run(run())
 
@@ -124,6 +120,6 @@ def test_who_is_cut_off_in_closed_mode_keeps_its_waiters_and_brings_them_back(va
             await asyncio.sleep(0.5)
             assert not waits.done()
             wire.cut = False
-            assert isinstance(await asyncio.wait_for(waits, 25), Admit)
+            assert isinstance(await asyncio.wait_for(waits, PATIENCE_S), Admit)
 
     asyncio.run(run())
