@@ -63,6 +63,9 @@ _SECRET_PARAMETERS = frozenset(
 )  # fmt: skip
 
 _HOST = re.compile(r"^(\[[0-9a-fA-F:.%a-zA-Z0-9]+\]|[A-Za-z0-9._~-]+)(?::([0-9]{1,5}))?$")
+_TEXT = bytes(code for code in range(256) if code == ord("\t") or (code >= 32 and code != 127))
+"""What the value of a header is made of."""
+
 _VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 
 
@@ -362,7 +365,9 @@ def end_to_end(headers: HeaderList) -> tuple[HeaderList, int | None]:
             elif name == b"content-length":
                 lengths.append(pair[1])
         elif not name.startswith((b"access-control-", b"tidegate-")):
-            if _VALUE.fullmatch(pair[1]):
+            value = pair[1]
+            # As `_VALUE`, for a quarter: nothing but text, no white space at either end.
+            if not value.translate(None, _TEXT) and value.strip() == value:
                 kept.append(pair)
             elif (mended := _mended(pair)) is not None:
                 kept.append(mended)

@@ -403,6 +403,10 @@ class _Job:
         return total
 
 
+# To ask an enumeration for a member costs ten times what a name does.
+_OVERHEAD = PartKind.OVERHEAD
+
+
 class Counter:
     """Counts prompts. One per process, used from one event loop.
 
@@ -489,7 +493,7 @@ class Counter:
         ready = encoder if encoder is not None and not isinstance(encoder, Missing) else None
         for part in parts:
             if not isinstance(part, str):
-                over = part.kind is PartKind.OVERHEAD
+                over = part.kind is _OVERHEAD
                 total += part.count if over else media(part, family)
                 continue
             length = len(part)

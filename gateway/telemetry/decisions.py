@@ -195,7 +195,7 @@ class Record:
             quote(self.outcome), quote(self.end), self.tier, self.revision, self.attempts,
             self.upstream_status, refusal, self.waited_us, self.overhead_us, self.first_byte_us,
             self.total_us, self.reserved, self.cost, self.trace.encode(),
-            b"null" if self.usage is None else orjson.dumps(self.usage), notes,
+            b"null" if self.usage is None else spent(self.usage), notes,
         )  # fmt: skip
 
 
@@ -211,6 +211,15 @@ _LINE = (
 _LINK = b'%b"at":%d,"detail":%b}'
 _REFUSAL = b'"code":%b,"because":%b,"error":%b'
 _NO_REFUSAL = _REFUSAL % (b'""', b'""', b'""')
+
+
+def spent(usage: Usage) -> bytes:
+    """The usage as JSON: an encoder takes twice as long over a value as over a dictionary."""
+    return orjson.dumps({
+        "input": usage.input, "output": usage.output, "cache_read": usage.cache_read,
+        "cache_write": usage.cache_write, "reasoning": usage.reasoning,
+        "estimated": usage.estimated, "money": usage.money,
+    })  # fmt: skip
 
 
 def quoted(text: str) -> bytes:

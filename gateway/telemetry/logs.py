@@ -183,7 +183,7 @@ class Log:
         self.dropped = 0
         self._sink = sink
         self._wall = wall
-        self._second = -1.0
+        self._second = -1
         self._shown = ""
         self._redact = redact
         self._room = capacity
@@ -227,11 +227,12 @@ class Log:
 
     def stamp(self) -> str:
         """The wall clock as RFC 3339 with milliseconds."""
-        second, part = divmod(self._wall(), 1)
+        wall = self._wall()
+        second = int(wall)
         if second != self._second:  # formatted once a second
             self._shown = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
             self._second = second
-        return self._shown + _MILLIS[int(part * 1000)]
+        return self._shown + _MILLIS[int((wall - second) * 1000)]
 
     def write(self, line: bytes, *, plain: bool = False) -> None:
         """The line, without its end, is in the buffer, or dropped and counted.

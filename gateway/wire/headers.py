@@ -30,6 +30,7 @@ ADVICE = frozenset({b"retry-after", b"retry-after-ms", b"x-should-retry"})
 
 
 _NAME = itemgetter(0)
+_JSON = b"application/json"
 _OURS = b"tidegate-"
 _PLAIN = (b"accept-encoding", b"identity")
 
@@ -91,7 +92,9 @@ def to_client(headers: HeaderList) -> HeaderList:
 def is_event_stream(headers: HeaderList) -> bool:
     """Whether a content type says server-sent events."""
     for name, value in headers:
-        if name == b"content-type" and value.lower().lstrip().startswith(b"text/event-stream"):
+        if name != b"content-type" or value == _JSON:
+            continue
+        if value.lower().lstrip().startswith(b"text/event-stream"):
             return True
     return False
 

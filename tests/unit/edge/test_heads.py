@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import framing
 from gateway.call import ClientKind, Lines
 from gateway.errors import MalformedCall
 from gateway.framing import Head, Heads, read
@@ -147,3 +149,17 @@ def test_what_is_derived_of_the_lines_is_found_once_and_is_what_a_plain_list_giv
 def test_a_client_told_by_its_head_is_told_again():
     heads, lines = Heads(), [*LINES, (b"originator", b"codex_cli_rs")]
     assert [heads.read(lines).client for _ in range(2)] == [ClientKind.CODEX] * 2
+
+
+def test_an_upstreams_header_passes_where_its_value_is_text_without_white_space_at_its_ends():
+    text = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+    for code in range(256):
+        one = bytes([code])
+        for value in (b"", one, one + b"a", b"a" + one + b"b", b"a" + one):
+            kept, _ = framing.end_to_end([(b"x-one", value)])
+            if text.fullmatch(value):
+                assert kept == [(b"x-one", value)]
+            elif text.fullmatch(value.strip()):
+                assert kept == [(b"x-one", value.strip())]
+            else:
+                assert kept == []

@@ -137,3 +137,18 @@ def test_tokens_are_counted_at_the_end_and_once():
         assert 'tidegate_tokens_used_total{kind="output",model="m"} 12.0' in page
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("span", "told"),
+    [(0, b"0"), (7, b"0.007"), (1_000, b"1"), (1_050, b"1.050"), (61_000_999, b"61000.999")],
+)
+def test_spans_are_told_in_milliseconds_to_the_microsecond(span, told):
+    async def main():
+        call = made()
+        call.queue_us = span
+        service, _, _ = observed(answering(reply()))
+        await service(call)
+        assert headers(call)[b"tidegate-queue-ms"] == told
+
+    run(main())

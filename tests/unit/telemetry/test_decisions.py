@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import orjson
@@ -47,6 +48,14 @@ def test_a_line_is_json_with_the_chain_and_the_usage():
     assert (line["event"], line["call"], line["waited_us"]) == ("call", "c1", 2_500)
     assert line["usage"]["input"] == 9
     assert line["notes"][0]["because"] == "pools.gpt.limits.tpm"
+
+
+def test_a_line_has_every_figure_of_the_usage():
+    usage = Usage(
+        input=1, output=2, cache_read=3, cache_write=4, reasoning=5, estimated=True, money=6
+    )
+    for spent in (usage, Usage()):
+        assert orjson.loads(record(usage=spent).line())["usage"] == asdict(spent)
 
 
 def test_explain_names_rule_file_and_line_and_leaves_out_what_is_empty():

@@ -274,3 +274,12 @@ def test_a_librarys_record_becomes_an_event_without_secrets():
     assert broken["level"] == "error"
     assert broken["error"].startswith("ConnectionError: x-api-key: ***")
     assert wrong["text"] == "wrong %d format"
+
+
+@pytest.mark.parametrize(
+    ("wall", "told"),
+    [(1_795_000_000.25, ".250Z"), (1_795_000_000.0, ".000Z"), (1_795_000_001.0075, ".007Z")],
+)
+def test_a_stamp_has_three_digits_of_a_second(wall, told):
+    log = Log(io.BytesIO(), wall=lambda: wall, redact=Redactor())
+    assert log.stamp().endswith(told)
