@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from gateway.admission.profiles import Accounting, Estimate, Usage
 from gateway.resilience.attempts import Kind
 from gateway.toolcall import ToolCall
-from gateway.units import Micros, RuleId, Tokens, maker, valueclass
+from gateway.units import Micros, RuleId, Tokens, maker, new_tuple, valueclass
 
 if TYPE_CHECKING:
     import asyncio
@@ -158,7 +158,8 @@ Piece: TypeAlias = "Part | str"
 """One countable piece of a prompt: nearly all are texts, which stand for themselves."""
 
 
-class Terms(NamedTuple):
+@valueclass(frozen=True, slots=True)
+class Terms:
     """What a call of some principal gets.
 
     Attributes:
@@ -347,7 +348,7 @@ class Call:
     def note(self, layer: str, verdict: str, because: RuleId, at: Micros, detail: str = "") -> None:
         """One more link of the chain of verdicts."""
         # NamedTuple's own constructor is a Python function: three times as slow.
-        self.notes.append(tuple.__new__(VerdictNote, (layer, verdict, because, at, detail)))
+        self.notes.append(new_tuple(VerdictNote, (layer, verdict, because, at, detail)))
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, name in lower case; None if absent."""

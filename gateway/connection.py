@@ -128,11 +128,10 @@ class Exchange(RequestResponseCycle):
         body: Pieces that have come and were not taken yet.
     """
 
-    # What most exchanges never change is said once for all.
+    # What most exchanges neither change nor often read is said once for all.
     on_gone: Callable[[], None] | None = None
     task: asyncio.Task[None] | None = None
     held = b""
-    disconnected = False
     more_body = True
     response_started = False
     response_complete = False
@@ -141,7 +140,6 @@ class Exchange(RequestResponseCycle):
     access_log = False
     size = 0
     news = False
-    _reader: asyncio.Future[None] | None = None
 
     def __init__(  # the base class wants an event, two loggers and more, for each request
         self,
@@ -157,6 +155,8 @@ class Exchange(RequestResponseCycle):
         self.default_headers = connection.server_state.default_headers
         self.on_response = connection.on_response_complete
         self.on_abort = connection.dropped
+        self.disconnected = False
+        self._reader: asyncio.Future[None] | None = None
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = expects
         self.body: list[bytes] = []  # type: ignore[assignment] # a bytearray copies all it is given
@@ -496,8 +496,9 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
         assert isinstance(cycle, Exchange)  # noqa: S101 - `on_headers_complete` makes no other
         self._active = cycle
-        # As uvicorn's, but the task leaves the set as its last step and not in one of its own.
-        cycle.task = task = self.loop.create_task(cycle.run(self.tasks, app))
+        # As uvicorn's, but the task leaves the set as its last step and not in one of its own. A
+        # name, because asyncio would write a new one for each.
+        cycle.task = task = self.loop.create_task(cycle.run(self.tasks, app), name="call")
         self.tasks.add(task)
 
     def on_response_complete(self) -> None:

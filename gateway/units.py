@@ -32,8 +32,12 @@ else:
 
 __all__ = [
     "MICRO", "MINUTE", "MicroUsd", "Micros", "Mode", "Rng", "RuleId", "Tokens", "maker", "micros",
-    "valueclass",
+    "new_tuple", "valueclass",
 ]  # fmt: skip
+
+new_tuple = tuple.__new__
+"""Makes a named tuple of a tuple. By a name of the module: a method of a type is looked up anew
+each time, which costs as much as all else together."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

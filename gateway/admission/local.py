@@ -25,7 +25,7 @@ from gateway.admission.core import Admit, Adopt, Caller, PoolCore, Settle, Shed
 from gateway.admission.periods import period
 from gateway.admission.store import DimensionView, LaneView, PoolView
 from gateway.admission.values import LANES
-from gateway.units import MICRO, MINUTE, Mode
+from gateway.units import MICRO, MINUTE, Mode, new_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -227,7 +227,7 @@ class LocalStore:
         if held is None:
             return
         # NamedTuple's own constructor is a Python function: three times as slow.
-        done: Settle = tuple.__new__(Settle, (rid, outcome, actual, retry_after))
+        done: Settle = new_tuple(Settle, (rid, outcome, actual, retry_after))
         core, now = held.core, self._clock.now()
         if core.line.waiting:
             self._after(held, core.tick(now, held.caller, settles=(done,)))

@@ -22,7 +22,7 @@ from gateway.admission.slopes import Slopes
 from gateway.admission.store import Outcome, PoolStore
 from gateway.call import BROKEN, Call, End, Kind, Layer, Principal, Reply, Service, VerdictNote
 from gateway.errors import BudgetSpent, DeadlinePassed, GatewayError, NeverFits, QueueFull
-from gateway.units import MICRO, Micros, Tokens
+from gateway.units import MICRO, Micros, Tokens, new_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -239,14 +239,13 @@ class Grants:
         if not isinstance(verdict, Admit):
             raise self._refusal(spec, verdict, now)
         # NamedTuple's own constructor is a Python function: three times as slow.
-        self._held.append(tuple.__new__(Grant, (spec, cost, accounting)))
+        self._held.append(new_tuple(Grant, (spec, cost, accounting)))
         if not spec.queue:
             return
         call = self._call
         if call.tags is None or call.meters is None:
             call.tags, call.meters = call.tags or {}, call.meters or {}
-        call.tags[spec.name] = verdict.tag
-        call.meters[spec.name] = verdict.meter
+        _, call.meters[spec.name], call.tags[spec.name], _ = verdict
 
     def _plain_ask(self, cost: tuple[int, ...], lane: int, now: Micros) -> Ask:
         """What is asked of a pool the short way, which knows no places."""
@@ -394,8 +393,8 @@ class Grants:
             return
         self._output = output
         producing = self._admission.producing
-        for grant in self._held:
-            producing[grant.spec.name] = producing.get(grant.spec.name, 0) + output
+        for spec, _, _ in self._held:
+            producing[spec.name] = producing.get(spec.name, 0) + output
 
     def _end(self) -> bool:
         if self._ended:
@@ -403,12 +402,12 @@ class Grants:
         self._ended = True
         if self._output:
             producing = self._admission.producing
-            for grant in self._held:
-                left = producing.get(grant.spec.name, 0) - self._output
+            for spec, _, _ in self._held:
+                left = producing.get(spec.name, 0) - self._output
                 if left > 0:
-                    producing[grant.spec.name] = left
+                    producing[spec.name] = left
                 else:
-                    producing.pop(grant.spec.name, None)
+                    producing.pop(spec.name, None)
         self._admission.release(self)
         return True
 
