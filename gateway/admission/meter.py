@@ -360,8 +360,8 @@ class Meter:
         A span floored to 0 on a huge limit would make the backlog lie and waiters hang.
         """
         largest = 0.0
-        for units, scale in zip(cost, self._scales, strict=True):
-            share = units * scale
+        for i, scale in enumerate(self._scales):
+            share = cost[i] * scale
             if share > largest:  # noqa: PLR1730 - a call of max() doubles the cost of this loop
                 largest = share
         return floor(largest) or self._least
@@ -393,9 +393,8 @@ class Meter:
             return 0
         level, sums = self.level, self.sums
         largest = 0.0
-        for units, standing, held, (depth, room, ceiling, scale) in zip(
-            cost, level, sums, self._checks[lane], strict=True
-        ):
+        for i, (depth, room, ceiling, scale) in enumerate(self._checks[lane]):
+            units, standing, held = cost[i], level[i], sums[i]
             if (
                 units > ceiling
                 or units < 0
