@@ -181,6 +181,7 @@ class Edge:
         if self._ways_of is not snapshot:
             self._ways_of = snapshot
             self._ways.clear()
+            self._heads = framing.Heads()
         outlet.client = head.client
         key = (scope["method"], scope["raw_path"], head.host, scope.get("server"), head.anthropic)
         plain = head.origin is None and not scope["query_string"]

@@ -74,7 +74,8 @@ class Head:
     """What the edge needs of a request head.
 
     Attributes:
-        kept: End-to-end headers: order, case of values and repeats as sent. Never changed.
+        kept: End-to-end headers: order, case of values and repeats as sent. Never changed; the
+            length among them may be an earlier request's (`Heads`), `length` is this one's.
         length: Declared body bytes; None where none is declared.
         chunked: The body comes in chunks of unknown total.
         coding: Content coding in lower case, "" for none.
@@ -134,8 +135,8 @@ class Heads:
     """Heads seen before: a client repeats its own, call by call, but for the body's length.
 
     A head equal to one of them in every other byte was checked already, and what was found out of
-    its lines holds again (`call.Lines`). Bounded in number and bytes; all go when there are too
-    many, so that nobody's credential stays for ever.
+    its lines holds again (`call.Lines`). Bounded in number and bytes: all go when there are too
+    many, and the edge begins anew with every policy, so that a removed key's lines go with it.
     """
 
     MOST = 4_096
@@ -157,7 +158,8 @@ class Heads:
             at = next((i for i, pair in enumerate(headers) if pair[0] == _LENGTH), -1)
             if at < 0:
                 return read(headers)
-            self._at[len(headers)] = at
+            if len(headers) <= MAX_HEADERS:
+                self._at[len(headers)] = at
         rest = (*headers[:at], *headers[at + 1 :])
         last = self._seen.get(rest)
         if last is None:
@@ -172,7 +174,7 @@ class Heads:
         return head
 
     def _keep(self, rest: tuple[tuple[bytes, bytes], ...], head: Head) -> None:
-        if head.expects or head.chunked:
+        if head.expects:
             return
         size = sum(len(name) + len(value) + PER_LINE for name, value in rest)
         if size > self.LONGEST:

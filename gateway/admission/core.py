@@ -291,7 +291,7 @@ class PoolCore:
         """At `now`, what a tick with this settlement does while nobody waits; no reply is made."""
         meter = self.meter
         if meter.now <= now < self._chores_at:
-            meter.advance(now)
+            meter.advance(now)  # as in `grant`
         else:
             self.advance(now)
         self._settle(done)

@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from gateway import framing
 from gateway.call import ClientKind, Lines
 from gateway.errors import MalformedCall
-from gateway.framing import Head, Heads, read
+from gateway.framing import MAX_HEADERS, Head, Heads, read
 from gateway.record import trace_of
+from gateway.snapshot import Snapshot
 from gateway.wire.headers import to_upstream
+from tests.fixtures.asgi import CHAT, Stage
+from tests.fixtures.fake_service import Answer, FakeService
+from tests.sim.loop import run
 
 LINES = [
     (b"host", b"gate:8484"),
@@ -163,3 +167,30 @@ def test_an_upstreams_header_passes_where_its_value_is_text_without_white_space_
                 assert kept == [(b"x-one", value.strip())]
             else:
                 assert kept == []
+
+
+def test_a_head_with_more_lines_than_are_allowed_leaves_nothing_behind():
+    heads = Heads()
+    with pytest.raises(MalformedCall, match="header lines"):
+        heads.read([*LINES, *[(b"x-n", b"n")] * MAX_HEADERS])
+    assert not heads._at
+    assert not heads._seen
+
+
+def test_with_another_policy_no_lines_of_the_former_one_are_kept():
+    service = FakeService(Answer())
+
+    async def main():
+        async with Stage(service) as stage:
+            for revision in (1, 2):
+                stage.snapshot = Snapshot(revision=revision, digest="e")
+                await stage.ask(headers=[(b"x-first", b"under this policy")])
+                for body in (CHAT, CHAT + b" "):
+                    assert (await stage.ask(body=body)).status == 200
+
+    run(main())
+    _, one, again, _, later, last = [call.headers for call in service.calls]
+    assert one is again
+    assert later is last
+    assert one is not later
+    assert one == later
