@@ -44,8 +44,11 @@ NOT_LOADED = "function not found"
 MOVED_ON = ("READONLY", "MASTERDOWN", "LOADING")
 """Such a server is not, or not yet, the one to ask: the next connection may reach another."""
 
-FAULTS: tuple[type[Exception], ...] = (exceptions.RedisError, OSError, TimeoutError)
-"""What a store that does not answer looks like."""
+FAULTS: tuple[type[Exception], ...] = (
+    exceptions.RedisError, OSError, TimeoutError,
+    RuntimeError,  # uvloop's word to whoever writes to a connection that has just ended
+)  # fmt: skip
+"""What a store that does not answer looks like. Anything else ends the process, streams and all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from gateway.admission.address import parse
 from gateway.admission.core import Admit, Late, Outcome
-from gateway.admission.fleet import RedisLink
+from gateway.admission.fleet import FAULTS, Addition, RedisLink
 from gateway.admission.remote import FailMode
 from gateway.errors import StoreUnavailable
 from loadtests.redis_server import leases
@@ -89,6 +90,26 @@ def test_pools_that_begin_together_share_one_connection(prefix):
                 assert sorted(ours) == ["fcall", "subscribe"]
 
     asyncio.run(run())
+
+
+def test_a_connection_that_has_just_ended_is_a_store_that_does_not_answer(valkey, prefix):
+    """uvloop says RuntimeError to who writes to it, and what is no fault ends the process."""
+
+    async def run():
+        link = RedisLink(valkey.url, timeout=SECOND)
+        sums = [Addition(key=f"{prefix}sum", anew=False, amounts=(1,), ttl_s=60)]
+        try:
+            assert await link.add(sums) == [(1,)]
+            [kept] = link._client.connection_pool._available_connections
+            kept._writer.transport.abort()  # who looks now finds it open, who writes finds it gone
+            with pytest.raises(FAULTS):
+                await link.add(sums)
+            assert await link.add(sums) == [(2,)]
+        finally:
+            await link.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
 
 
 def test_a_lost_function_is_loaded_again(server, prefix):
