@@ -72,6 +72,7 @@ class Lane:
         log: Reads the log from a position, returns text and new position; None where it cannot.
         known: Counters after the last variant, while nothing was sent since; saves a wait, because
             the gateway renders its page at most once a second.
+        ended: Why a gateway is not there any more, "" while all are.
     """
 
     policy: str
@@ -82,6 +83,7 @@ class Lane:
     hooks: Hooks = field(default_factory=NoHooks)
     log: Callable[[int], tuple[str, int]] | None = None
     known: dict[str, float] | None = None
+    ended: Callable[[], str] = lambda: ""
 
     @property
     def authority(self) -> str:

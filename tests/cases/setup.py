@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,17 @@ class Gateway:
         """Standard output and error of the process."""
         return self.folder / "log"
 
+    def ended(self) -> str:
+        """That it ended by itself, with the end of its log; "" while it runs."""
+        status = self.process.returncode
+        if status is None:
+            return ""
+        return f"the gateway ended by itself, exit {status}; the end of its log:\n{self.tail()}"
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
+
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL if it does not listen."""
         if self.process.returncode is None:
@@ -134,7 +146,7 @@ async def _ready(gateway: Gateway, limit: float = START_LIMIT) -> None:
         if done.status == 200:
             return
         await asyncio.sleep(0.05)
-    tail = gateway.log.read_text(errors="replace")[-2000:] if gateway.log.exists() else ""
+    tail = gateway.tail()
     await gateway.stop()
     raise NotStarted(f"exit {gateway.process.returncode}; the end of its log:\n{tail}")
 
@@ -247,9 +259,14 @@ async def lanes_of(policy: str, count: int) -> AsyncIterator[list[Lane]]:
                     ),
                     hooks=store or (Operator(first) if policy != "plain" else NoHooks()),
                     log=log_reader(first.log),
+                    ended=functools.partial(_ended, fleet),
                 )
             )
         yield made
+
+
+def _ended(fleet: Iterable[Gateway]) -> str:
+    return "\n".join(why for gateway in fleet if (why := gateway.ended()))
 
 
 async def play_setups(
@@ -276,7 +293,9 @@ async def play_setups(
         count = min(lanes, 1 + len(chosen) // 12)
         try:
             async with lanes_of(policy, count) as made:
-                outcomes += await play_all(chosen, made, jobs=jobs, tell=tell)
+                played = await play_all(chosen, made, jobs=jobs, tell=tell)
+                ends = tuple(why for lane in made if (why := lane.ended()))
+            outcomes += [replace(one, problems=(*one.problems, *ends)) for one in played]
         except (NotStarted, OSError) as error:
             problem = f"set-up {policy}: {error}"
             for variant in chosen:
