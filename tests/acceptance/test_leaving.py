@@ -48,6 +48,7 @@ class Moment:
         upstream: Requests of the first call that reach the provider.
         outcome: What the gateway's log says of it.
         tokens: Whether it is charged input, output.
+        holds: Whether it holds its permit while it is at this stage.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Moment:
     upstream: int = 1
     outcome: str = "cancelled"
     tokens: tuple[bool, bool] = (True, False)
+    holds: bool = True
 
 
 MOMENTS = [
@@ -72,7 +74,7 @@ MOMENTS = [
     Moment("plain-body", {"action": "stall", "after_bytes": 80, "seconds": 60}, reached=b'{"id"',
            tokens=(True, True)),
     Moment("backing-off", {"action": "status", "status": 500, "retry_after": ["30"]},
-           tokens=(False, False)),
+           tokens=(False, False), holds=False),
 ]  # fmt: skip
 POLICY = policy(
     pools={
@@ -144,23 +146,21 @@ def test_leaving_frees_upstream_and_permit_within_a_second(scene, moment):
     stage, world = scene
     name = moment.name
 
-    async def scenario() -> None:
-        first = await Wire.open(world.gateway.port)
+    async def scenario(first: Wire) -> None:
         await first.send(call(world, f"first-{name}", stream=moment.stream))
-        await standing(world, name, (1, 0))
         if moment.reached:
             await first.wait_for(moment.reached)
-        await until(lambda: world.upstream.exchanges(f'"first-{name}"'))
-        if name == "backing-off":
-            await standing(world, name, (0, 0))  # sleeping holds no permit
+        [theirs] = await until(lambda: world.upstream.exchanges(f'"first-{name}"'))
+        if not moment.holds:  # its refusal has come; until then it held the permit, a moment only
+            await until(lambda: world.upstream.exchanges(f'"first-{name}"')[0].answer)
+        await standing(world, name, (int(moment.holds), 0))
         following = asyncio.create_task(ask(world.gateway.port, call(world, f"next-{name}")))
-        if name != "backing-off":
+        if moment.holds:
             await standing(world, name, (1, 1))
-        [theirs] = world.upstream.exchanges(f'"first-{name}"')
         async with Turns() as since:
             reset(first)
             assert (await following).status == 200
-            if name != "backing-off":
+            if moment.holds:
                 await until(lambda: theirs.line.client_left)
             assert since.seconds < SOON
         line = await record(world, f"first-{name}")
@@ -170,7 +170,14 @@ def test_leaving_frees_upstream_and_permit_within_a_second(scene, moment):
         await world.gateway.idle()
         assert len(world.upstream.exchanges(f'"first-{name}"')) == moment.upstream
 
-    stage.run(scenario())
+    async def alone() -> None:
+        first = await Wire.open(world.gateway.port)
+        try:
+            await scenario(first)
+        finally:
+            first.drop()  # where this fails, the call shall not disturb the tests that follow
+
+    stage.run(alone())
 
 
 @pytest.mark.parametrize("name", ["queue", "alive"])
