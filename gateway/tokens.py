@@ -1,4 +1,4 @@
-"""tiktoken behind a size bound, a message cache and two threads; without a vocabulary, by bytes.
+"""tiktoken behind a size bound, a message cache, turns and threads; without vocabulary, by bytes.
 
 The law of this file:
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ __all__ = ["Counted", "Counter", "Encoder", "Missing", "Vocabulary", "guess", "g
 
 INLINE = 12_000
 """Uncached characters counted at once: at worst 3 ms (a repeated letter), usually below 1 ms."""
+
+IN_TURNS = 128 * 1024
+"""Uncached characters of one call that are counted on the loop, `INLINE` of them between two looks
+at everything else, if no single text is longer: a thread would fight for the interpreter after each
+text (docs/adr/0059). More goes to a thread, which leaves the loop alone for long."""
 
 DIRECT = 16
 """Shorter texts are counted each time: cheaper than the cache's memory. An agent's history is full
@@ -373,25 +379,35 @@ class _Text:
 
 
 class _Job:
-    """Texts of one call, counted in a thread; the loop reads what is done and may stop it."""
+    """Texts of one call, counted in a thread or in turns; the loop may stop it at any time."""
 
-    __slots__ = ("_counts", "_encoder", "stopped", "texts")
+    __slots__ = ("_at", "_counts", "_encoder", "stopped", "texts")
 
     def __init__(self, encoder: Encoder, texts: list[_Text], counts: _Counts) -> None:
         self._encoder = encoder
         self._counts = counts
+        self._at = 0
         self.texts = texts
         self.stopped = False
 
-    def run(self) -> None:
-        """Every text has its count, or the job was stopped."""
-        for item in self.texts:
-            if self.stopped:
-                return
+    @property
+    def over(self) -> bool:
+        """Nothing is left to do."""
+        return self.stopped or self._at == len(self.texts)
+
+    def run(self, most: int = MAX_UNCACHED) -> None:
+        """Every text has its count, unless the job was stopped or `most` characters were counted.
+
+        A text that the encoder fails at is passed: the next run goes on behind it.
+        """
+        while most > 0 and not self.over:
+            item = self.texts[self._at]
+            self._at += 1
             if item.key is not None and item.key[2] == b"":
                 item.key = (item.key[0], item.key[1], fingerprint(item.text))
                 item.count = self._counts.peek(item.key)
             if item.count is None:
+                most -= len(item.text)
                 item.count = self._measure(item.text)
 
     def _measure(self, text: str) -> Tokens | None:
@@ -401,6 +417,35 @@ class _Job:
                 return None
             total += len(self._encoder.encode_ordinary(piece))
         return total
+
+
+class _Turns:
+    """Jobs that share the loop: each round of it counts some texts of one of them, in rotation."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[_Job, Callable[[], None]]] = deque()
+
+    def add(self, job: _Job, then: Callable[[], None]) -> None:
+        """The job is under way; `then` is called once it is over."""
+        self._waiting.append((job, then))
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        job, then = self._waiting[0]
+        try:
+            with contextlib.suppress(*FAULTS):
+                job.run(INLINE)
+        finally:  # whatever an encoder throws, the others go on
+            if job.over:
+                self._waiting.popleft()
+                then()
+            else:
+                self._waiting.rotate(-1)
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._turn)
 
 
 # To ask an enumeration for a member costs ten times what a name does.
@@ -425,6 +470,7 @@ class Counter:
         self._counts = _Counts()
         self._words: dict[tuple[str, str], Tokens] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._turns = _Turns()
         self._jobs: set[_Job] = set()
 
     @property
@@ -557,6 +603,8 @@ class Counter:
             with contextlib.suppress(*FAULTS):
                 _Job(encoder, new, self._counts).run()
             return self._sum(total, new, "fault")
+        if size <= IN_TURNS and max([len(item.text) for item in new]) <= INLINE:
+            return self._in_turns(encoder, total, new)
         return self._in_thread(encoder, total, new)
 
     def _sum(self, total: Tokens, texts: list[_Text], otherwise: str) -> Counted:
@@ -571,6 +619,28 @@ class Counter:
                 if item.key is not None:
                     self._counts.put(item.key, item.count)
         return Counted(total) if exact else Counted(total, exact=False, because=otherwise)
+
+    async def _in_turns(self, encoder: Encoder, total: Tokens, new: list[_Text]) -> Counted:
+        if len(self._jobs) >= PLACES:
+            return self._sum(total, new, "busy")
+        job = _Job(encoder, new, self._counts)
+        ended = asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        timer = self._clock.after(PATIENCE, end)
+        self._jobs.add(job)
+        self._turns.add(job, end)
+        try:
+            await ended
+        finally:
+            late = not job.over or job.stopped
+            job.stopped = True  # also when the client hung up: no further turn is spent on it
+            self._jobs.discard(job)
+            timer.cancel()
+        return self._sum(total, new, "slow" if late else "fault")
 
     async def _in_thread(self, encoder: Encoder, total: Tokens, new: list[_Text]) -> Counted:
         if len(self._jobs) >= PLACES:

@@ -443,3 +443,135 @@ def test_count_tokens_is_answered_with_a_plain_number():
     assert counted == alone("the end") + 1000
     openai = counter.count(parts, encoding=O200K, tenant="t", family=Family.OPENAI)
     assert openai == Counted(alone("the end") + 85 + 170 * 4)
+
+
+HISTORY = [f"{number} " + "word " * 800 for number in range(20)]
+"""Twenty messages of 4,000 characters: more than is counted at once, none of them long."""
+
+
+class Noting:
+    """An encoder that notes in which thread it works and how often the loop came by in between."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.seen: list[tuple[str, int]] = []
+        self.threads: set[int] = set()
+
+    def encode_ordinary(self, text):
+        self.seen.append((text.split(" ")[0], self.rounds))
+        self.threads.add(threading.get_ident())
+        return list(text)
+
+    def note(self) -> None:
+        self.rounds += 1
+        asyncio.get_running_loop().call_soon(self.note)
+
+
+def test_a_long_history_of_short_texts_is_counted_on_the_loop_between_other_work():
+    async def run():
+        noting = Noting()
+        counter = Counter(lambda _: noting, clock=HandClock())
+        await counter.preload([O200K])
+        noting.note()
+        counted = await counter.count(texts(*HISTORY), encoding=O200K, tenant="t")
+        assert counted == Counted(sum(map(len, HISTORY)))
+        assert noting.threads == {threading.get_ident()}
+        per_round = [[at for _, at in noting.seen].count(one) for one in range(noting.rounds + 1)]
+        assert max(per_round) * 4_000 <= tokens.INLINE + 4_000
+        assert counter.busy == 0
+        assert counter.cached == len(HISTORY)
+        counter.close()
+
+    asyncio.run(run())
+
+
+def test_two_such_histories_take_turns():
+    async def run():
+        noting = Noting()
+        counter = Counter(lambda _: noting, clock=HandClock())
+        await counter.preload([O200K])
+        other = [f"x{text}" for text in HISTORY[:4]]
+        long = counter.count(texts(*HISTORY), encoding=O200K, tenant="t")
+        short = counter.count(texts(*other), encoding=O200K, tenant="t")
+        await asyncio.gather(long, short)
+        names = [name for name, _ in noting.seen]
+        assert names.index("x3") < names.index("9")
+        counter.close()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_hangs_up_gets_no_further_turn():
+    async def run():
+        noting = Noting()
+        counter = Counter(lambda _: noting, clock=HandClock())
+        await counter.preload([O200K])
+        waiting = asyncio.ensure_future(counter.count(texts(*HISTORY), encoding=O200K, tenant="t"))
+        await until(lambda: noting.seen)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        seen = len(noting.seen)
+        assert seen < len(HISTORY)
+        await counter.count(
+            texts(*(f"y{text}" for text in HISTORY[:5])), encoding=O200K, tenant="t"
+        )
+        assert {name for name, _ in noting.seen[seen:]} == {"y0", "y1", "y2", "y3", "y4"}
+        counter.close()
+
+    asyncio.run(run())
+
+
+def test_turns_that_come_too_late_are_an_estimate_of_what_is_left():
+    async def run():
+        clock, noting = HandClock(), Noting()
+        counter = Counter(lambda _: noting, clock=clock)
+        await counter.preload([O200K])
+        waiting = asyncio.ensure_future(counter.count(texts(*HISTORY), encoding=O200K, tenant="t"))
+        await until(lambda: noting.seen)
+        done = len(noting.seen)
+        clock.fire()
+        counted = await waiting
+        assert not counted.exact
+        assert counted.because == "slow"
+        most = sum(map(len, HISTORY[: done + 4])) + sum(map(guess, HISTORY[done + 4 :]))
+        assert sum(map(guess, HISTORY)) < counted.tokens <= most
+        counter.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [ValueError, BaseException])
+def test_a_text_at_which_the_encoder_fails_holds_up_no_turn(error):
+    class Picky:
+        def encode_ordinary(self, text):
+            if text.startswith("3 "):
+                raise error
+            return list(text)
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        counter = Counter(lambda _: Picky(), clock=HandClock())
+        await counter.preload([O200K])
+        failing = counter.count(texts(*HISTORY), encoding=O200K, tenant="t")
+        well = counter.count(texts(*HISTORY[4:]), encoding=O200K, tenant="other")
+        both = await asyncio.gather(failing, well)
+        size = sum(map(len, HISTORY)) - len(HISTORY[3])
+        assert both[0] == Counted(size + guess(HISTORY[3]), exact=False, because="fault")
+        assert both[1] == Counted(sum(map(len, HISTORY[4:])))
+        assert counter.busy == 0
+        counter.close()
+
+    asyncio.run(run())
+
+
+def test_a_text_too_long_for_a_turn_goes_to_a_thread():
+    async def run():
+        noting = Noting()
+        counter = Counter(lambda _: noting, clock=HandClock())
+        await counter.preload([O200K])
+        await counter.count(texts("a" * (tokens.INLINE + 1)), encoding=O200K, tenant="t")
+        assert threading.get_ident() not in noting.threads
+        counter.close()
+
+    asyncio.run(run())
