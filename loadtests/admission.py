@@ -51,8 +51,8 @@ LINE = 200
 POOLS = 2_000
 SHARED_ROUNDS = 5
 POOL, CHANNEL = "bench:{wide}", "bench:"
-ANSWERED = 270
-"""Bytes of the answer to one admission."""
+ANSWERED = 201
+"""Bytes of the answer to one settlement and one admission."""
 
 WIDE = pool_spec(name="wide", limits={"rpm": 30_000_000, "tpm": 9_000_000_000}, because="wide")
 ONE = pool_spec(name="one", limits={"rpm": 30_000_000}, concurrency=1, because="one")
