@@ -17,7 +17,7 @@ from gateway.clock import Expiry
 from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gateway.clock import Clock
 
@@ -53,6 +53,13 @@ class Pending:
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+async def hear(waiters: Sequence[asyncio.Future[None]], clock: Clock) -> None:
+    """All of these are done, or `PATIENCE` is over."""
+    with contextlib.suppress(TimeoutError), Expiry(clock, PATIENCE):
+        for waiter in waiters:
+            await waiter
 
 
 P = TypeVar("P", bound=Pending)
@@ -101,19 +108,12 @@ class Gathering(ABC, Generic[P]):
         self._some.set()
         return True
 
-    async def heard(self, pending: list[P]) -> None:
-        """These have been told and heard of, or the store does not answer."""
-        waiters = []
-        for one in pending:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            one.waiters.append(waiter)
-            waiters.append(waiter)
-        if not waiters:
-            return
+    def hurried(self, pending: P) -> asyncio.Future[None]:
+        """Done once that has been told and heard of, or the store does not answer."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        pending.waiters.append(waiter)
         self._hurry.set()
-        with contextlib.suppress(TimeoutError), Expiry(self.clock, PATIENCE):
-            for waiter in waiters:
-                await waiter
+        return waiter
 
     async def run(self) -> None:
         """Tell and hear until cancelled."""

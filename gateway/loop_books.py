@@ -16,6 +16,7 @@ from gateway.gathering import FRESH, Gathering, Pending
 from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Callable, Sequence
 
     from gateway.call import Call, End, Reply, Service
@@ -35,8 +36,8 @@ class Books(Protocol):
         """A new stretch begins, in the whole fleet."""
         ...
 
-    async def refresh(self, books: Sequence[Spending], now: Micros) -> None:
-        """Each has heard of the fleet within `FRESH`, or the store does not answer."""
+    def ask(self, books: Sequence[Spending], now: Micros) -> list[Future[None]]:
+        """What to wait for until each has heard of the fleet; nothing where all have lately."""
         ...
 
 
@@ -87,10 +88,10 @@ class LoopBooks(Gathering[_Poured]):
         if poured is not None:
             poured.anew = True
 
-    async def refresh(self, books: Sequence[Spending], now: Micros) -> None:
-        """Each has heard of the fleet within `FRESH`, or the store does not answer."""
+    def ask(self, books: Sequence[Spending], now: Micros) -> list[Future[None]]:
+        """What to wait for until each has heard of the fleet; nothing where all have lately."""
         stale = [self._of(book) for book in books if now - book.heard_at > FRESH]
-        await self.heard([one for one in stale if one is not None])
+        return [self.hurried(one) for one in stale if one is not None]
 
     def _of(self, book: Spending) -> _Poured | None:
         """What waits to be told of that book; None where it is not shared, or cannot be."""

@@ -243,8 +243,8 @@ class Machine:
 
     def _join(self, fleet: Sharing) -> None:
         """What this process shares with the others of its fleet is wired."""
-        self.loops.books = fleet.books
-        self.guards.repeats.fleet = fleet.called
+        self.loops.fleet = fleet
+        self.guards.repeats.fleet = fleet.lists
         fleet.connect(
             self.breakers, lambda: self.watch.current.breaker, self.watch.poke, self._begin_anew
         )

@@ -1,12 +1,12 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
-Limits, queues and budgets are pools (`admission/shared.py`). What loops and tasks use is added up
-(`loop_books.py`), calls of tools are listed (`tool_calls.py`), failures of deployments counted
-(`fleet_results.py`) in the store. Everything else is *news*: a breaker that opened, a credential
-that was revoked, a policy that was edited, loops that may begin anew, a tool session that is used
-or was ended. News is published, and kept for those who were away; it arrives within a second and is
-decided upon by each process alone while the store is away. Nothing here is needed for a right
-decision, only for an early one.
+Limits, queues and budgets are pools (`admission/shared.py`). In the store what loops and tasks use
+is added up (`loop_books.py`), what agents did lately listed (`loop_lists.py`), and failures of
+deployments counted (`fleet_results.py`). Everything else is *news*: a breaker that opened, a
+credential that was revoked, a policy that was edited, loops that may begin anew, a tool session
+that is used or was ended. News is published, and kept for those who were away; it arrives within a
+second and is decided upon by each process alone while the store is away. Nothing here is needed for
+a right decision, only for an early one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gateway.admission.remote import TIMEOUT, FailMode
 from gateway.admission.shared import SharedStore
 from gateway.fleet_results import FleetResults
 from gateway.loop_books import LoopBooks
+from gateway.loop_lists import LoopLists
 from gateway.resilience.breaker import FOREVER, State
-from gateway.tool_calls import ToolCalls
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
@@ -58,9 +58,10 @@ class Sharing:
     Attributes:
         store: For admission.
         books: For what loops and tasks use.
-        called: For what agents called of tools.
+        lists: For what agents did lately.
         results: For failures of deployments.
         revoked: Ids of principals that are refused, whatever policy says.
+        clock: Of this process.
         server: Name and version of the store, "" while it has never answered.
         on_session: Called with the id of a tool session that was ended at another gateway.
         on_session_used: Called with the id of one that another gateway serves.
@@ -88,7 +89,7 @@ class Sharing:
         self.books = LoopBooks(
             self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
         )
-        self.called = ToolCalls(
+        self.lists = LoopLists(
             self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
         )
         self.results = FleetResults(
@@ -97,7 +98,7 @@ class Sharing:
         )  # fmt: skip
         self.revoked: set[str] = set()
         self.server = ""
-        self._clock = clock
+        self.clock = clock
         self._rng = rng
         self._prefix = prefix
         self._mode = mode
@@ -157,7 +158,7 @@ class Sharing:
                 self.server = await self.link.check()
             except FAULTS as error:
                 why = f"{type(error).__name__}: {error}"
-                await self._clock.sleep(START_PAUSE_S)
+                await self.clock.sleep(START_PAUSE_S)
             else:
                 logger.info("shared_store", extra={"server": self.server})
                 return
@@ -168,7 +169,7 @@ class Sharing:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             beside = [
-                tasks.create_task(one.run()) for one in (self.books, self.called, self.results)
+                tasks.create_task(one.run()) for one in (self.books, self.lists, self.results)
             ]
             try:
                 await self.store.run(lambda: self._spawn(self._catch_up()))
@@ -191,7 +192,7 @@ class Sharing:
             return
         at = self._wall()
         self._changed[scope] = at
-        left = breaker.until - self._clock.now()
+        left = breaker.until - self.clock.now()
         item = {
             "state": breaker.state.value, "sick": breaker.sick, "reason": breaker.reason,
             "for": -1 if breaker.until >= FOREVER else max(0, left), "at": at,
@@ -209,7 +210,7 @@ class Sharing:
         if breakers is None:
             return
         undecided = breakers.undecided(scope)
-        if breaker.together(now=self._clock.now(), rng=self._rng, undecided=undecided):
+        if breaker.together(now=self.clock.now(), rng=self._rng, undecided=undecided):
             breakers.changed(scope)
 
     def revoke(self, principal: str) -> None:
@@ -297,7 +298,7 @@ class Sharing:
             return
         state, left = State(news["state"]), int(news["for"])
         gone = max(0, self._wall() - at)
-        until: Micros = FOREVER if left < 0 else self._clock.now() + left - gone
+        until: Micros = FOREVER if left < 0 else self.clock.now() + left - gone
         breaker = self._breakers.of(scope, self._rules())
         if state is breaker.state or (state is not State.CLOSED and left >= 0 and left <= gone):
             return
@@ -311,4 +312,4 @@ class Sharing:
             self._hearing = ""
 
     def _wall(self) -> int:
-        return round(self._clock.wall() * MICRO)
+        return round(self.clock.wall() * MICRO)

@@ -2,8 +2,7 @@
 
 `resilience/loops.py` is asked with what `wire/turns.py` reads, before anything is queued or spent:
 a runaway must not wait in a line. A refusal cuts the call, never the session: it names the repeated
-call and the way out, and a user turn passes whatever was before. Nothing that a person or a model
-wrote leaves this file except to the caller who sent it.
+call and the way out, and a user turn passes whatever was before.
 
 A conversation is found by the mark of one of its last turns, within its principal and session, so
 that parallel agents which share a session, or a first message, never add up; what it costs is kept
@@ -21,22 +20,24 @@ with the same words share the amounts, not the repetitions.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from fnmatch import fnmatchcase
+from asyncio import Future
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.bodies import canonical
 from gateway.call import Dialect, VerdictNote
 from gateway.ending import Ending
 from gateway.errors import LoopDetected
-from gateway.identity.hints import Baggage, baggage
+from gateway.gathering import hear
+from gateway.looking import Looking, label, matches, printable, sentence, within
 from gateway.loop_books import Books, metered
 from gateway.resilience import loops
+from gateway.resilience.alternation import Alternation, Step
 from gateway.resilience.loops import (
     TASK_IDLE,
-    Alternation,
+    LoopRules,
     Rule,
     Spending,
     Stretch,
@@ -44,15 +45,14 @@ from gateway.resilience.loops import (
     harder,
 )
 from gateway.resilience.memory import Memory
-from gateway.units import MICRO, Mode
+from gateway.units import Mode
 from gateway.wire import chained, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from gateway.call import Call, End, Reply, Service
-    from gateway.resilience.loops import LoopRules, Sketching, Turn
+    from gateway.clock import Clock
+    from gateway.loop_lists import LoopLists
+    from gateway.resilience.loops import Sketching, Turn
     from gateway.wire.turns import Said
 
 OFF, RESPONSES = Mode.OFF, Dialect.RESPONSES
@@ -66,15 +66,10 @@ MOST_WALKED = 4_096
 LOOK_BACK = 4
 """Turns before the newest that are asked for a remembered conversation."""
 
-SHOWN = 80
-"""Characters of a repeated call's arguments that its refusal quotes."""
-
 WAY_OUT = (
     "This call was cut, the session goes on: use other arguments or another tool, answer with what "
     "is known, or ask the user. A new user message starts the count anew"
 )
-
-SINCE = "since the last user message"
 
 TASK = frozenset({Rule.TASK_TOKENS, Rule.TASK_MONEY})
 TASK_SPENT = (
@@ -82,9 +77,26 @@ TASK_SPENT = (
     "(`tidegate loops reset`) or its budget is raised"
 )
 
-UNNAMED = Baggage()
-
 REFUSED, WARNED, SHADOWED = "refused", "warned", "shadowed"
+
+
+class Fleet(Protocol):
+    """What the gateways of a fleet know together."""
+
+    @property
+    def clock(self) -> Clock:
+        """For how long a call waits to hear of it."""
+        ...
+
+    @property
+    def books(self) -> Books:
+        """What conversations and tasks use."""
+        ...
+
+    @property
+    def lists(self) -> LoopLists:
+        """What agents did lately."""
+        ...
 
 
 class LoopGuard:
@@ -93,11 +105,12 @@ class LoopGuard:
     Attributes:
         on_loop: Called with rule and stage (refused, warned, shadowed), for metrics.
         on_spoken: Called with each call in which a person spoke last: the tool plane begins anew.
-        books: Of the fleet; None: this process is alone.
+        fleet: What others know; None: this process is alone.
     """
 
     __slots__ = (
-        "_spendings", "_stretches", "_tasks", "_workflows", "books", "on_loop", "on_spoken",
+        "_rules", "_spendings", "_stretches", "_tasks", "_workflows", "fleet", "on_loop",
+        "on_spoken",
     )  # fmt: skip
 
     def __init__(self, *, on_loop: Callable[[str, str], None] | None = None) -> None:
@@ -105,9 +118,10 @@ class LoopGuard:
         self._spendings: Memory[Spending] = Memory()
         self._tasks: Memory[Spending] = Memory(idle=TASK_IDLE)
         self._workflows: Memory[Alternation] = Memory()
+        self._rules = LoopRules()
         self.on_loop = on_loop
         self.on_spoken: Callable[[Call], None] | None = None
-        self.books: Books | None = None
+        self.fleet: Fleet | None = None
 
     def __len__(self) -> int:
         """Conversations remembered."""
@@ -122,18 +136,23 @@ class LoopGuard:
         others = [
             memory.reset(chosen) for memory in (self._spendings, self._tasks, self._workflows)
         ]
-        if self.books is not None:
+        fleet = self.fleet
+        if fleet is not None:
             for book in (*self._spendings, *self._tasks):
                 if chosen is None or book.session == chosen:
-                    self.books.clear(book)
+                    fleet.books.clear(book)
+            for pair in self._workflows:
+                if chosen is None or pair.session == chosen:
+                    fleet.lists.clear(pair, self._rules)
         return self._stretches.reset(chosen) or max(others)
 
     def __call__(self, inner: Service) -> Service:
         """The service, guarded."""
 
         def serve(call: Call) -> Awaitable[Reply]:
-            if self.books is not None:
-                return self._refreshed(inner, call, self.books)
+            waiters = self._asked(call, self.fleet) if self.fleet is not None else ()
+            if waiters:
+                return self._refreshed(inner, call, waiters)
             # What was read of the body stays in `_look`: a call that waits keeps none of it alive.
             spendings, chain = self._look(call)
             if not spendings and chain is None:
@@ -142,9 +161,29 @@ class LoopGuard:
 
         return serve
 
-    async def _refreshed(self, inner: Service, call: Call, books: Books) -> Reply:
-        """The reply to a call whose books are kept by the fleet."""
-        await books.refresh(self._books_of(call), call.received)
+    def _asked(self, call: Call, fleet: Fleet) -> list[Future[None]]:
+        """What the fleet is asked for this call, to be waited for."""
+        rules, parsed = call.snapshot.loops, call.parsed
+        if rules.mode is OFF or parsed is None or call.dialect not in turns.READERS:
+            return []
+        meters = rules.meters or rules.meters_tasks
+        workflow = within(call)[1]
+        waiters: list[Future[None]] = []
+        if meters:
+            looking = Looking(call, parsed, rules)
+            books = self._task(looking, workflow), self._spending(looking)
+            known = [book for book in books if book is not None]
+            waiters += fleet.books.ask(known, call.received)
+        if workflow:
+            waiters += fleet.lists.ask(self._pair(call, workflow), rules, call.received)
+        return waiters
+
+    async def _refreshed(
+        self, inner: Service, call: Call, waiters: Sequence[Future[None]]
+    ) -> Reply:
+        """The reply to a call for which the fleet is asked."""
+        assert self.fleet is not None  # noqa: S101 - it was asked
+        await hear(waiters, self.fleet.clock)
         return await self._watched(inner, call, *self._look(call))
 
     async def _watched(
@@ -152,7 +191,8 @@ class LoopGuard:
     ) -> Reply:
         """The reply to a call that the rules will know more of once it is answered."""
         if spendings:
-            reply = await metered(call, spendings, inner, self.books)
+            books = self.fleet.books if self.fleet is not None else None
+            reply = await metered(call, spendings, inner, books)
         else:
             reply = await inner(call)
         if chain is not None and reply.kind is None:
@@ -178,7 +218,7 @@ class LoopGuard:
         quiet = newest is None and not (meters or workflow)
         if quiet and call.dialect is not RESPONSES:
             return (), None  # a person spoke last
-        looking = _Looking(call, parsed, rules)
+        looking = Looking(call, parsed, rules)
         chain: _Chain | None = None
         if newest is not None:
             verdict = self._repeated(looking, newest, said)
@@ -194,7 +234,7 @@ class LoopGuard:
             self._act(looking, verdict)
         return spendings, chain
 
-    def _repeated(self, looking: _Looking, newest: Said, older: Iterator[Said]) -> Verdict | None:
+    def _repeated(self, looking: Looking, newest: Said, older: Iterator[Said]) -> Verdict | None:
         """What the rules of repetition say; the conversation is remembered with its newest turn."""
         memory, now = self._stretches, looking.call.received
         key = looking.mark(newest)
@@ -213,14 +253,14 @@ class LoopGuard:
         return stretch.judge(turn, looking.rules)
 
     @staticmethod
-    def _is_another(looking: _Looking, key: int, known: Stretch, older: Iterator[Said]) -> bool:
+    def _is_another(looking: Looking, key: int, known: Stretch, older: Iterator[Said]) -> bool:
         """Whether a turn whose mark is known is a new one all the same: its ids repeat."""
         if looking.length == known.length:
             return False  # the very same request once more
         before = next(older, None)
         return before is not None and looking.mark(before) == key
 
-    def _folded(self, looking: _Looking, key: int, newest: Turn, older: Iterator[Said]) -> Stretch:
+    def _folded(self, looking: Looking, key: int, newest: Turn, older: Iterator[Said]) -> Stretch:
         """The stretch up to the newest turn: continued where it is known, else from the history."""
         memory, now = self._stretches, looking.call.received
         pending: list[Said] = []
@@ -238,7 +278,7 @@ class LoopGuard:
 
     @staticmethod
     def _continued(
-        stretch: Stretch, last: Said | None, pending: list[Said], newest: Turn, looking: _Looking
+        stretch: Stretch, last: Said | None, pending: list[Said], newest: Turn, looking: Looking
     ) -> Stretch:
         """The stretch with the pending turns (newest first) and the newest one folded in."""
         previous: Sketching | None = None
@@ -254,7 +294,7 @@ class LoopGuard:
 
     # --- histories that the provider keeps
 
-    def _chained(self, looking: _Looking) -> tuple[_Chain | None, Verdict | None]:
+    def _chained(self, looking: Looking) -> tuple[_Chain | None, Verdict | None]:
         """What the request continues, and what the rules say of it.
 
         No chain where no history but the request's own can matter.
@@ -301,34 +341,37 @@ class LoopGuard:
     # --- agents that answer each other
 
     def _alternating(
-        self, looking: _Looking, newest: Said | None, workflow: str, agent: str
+        self, looking: Looking, newest: Said | None, workflow: str, agent: str
     ) -> Verdict | None:
         """What is to be said of this call and those of the workflow's other agents."""
-        call, memory = looking.call, self._workflows
+        call, rules = looking.call, looking.rules
         principal = call.principal
         assert principal is not None  # noqa: S101 - identify ran
+        pair = self._pair(call, workflow)
+        who, what = turns.hash64(f"{principal.id}\0{agent}"), looking.fingerprint(newest)
+        rounds = pair.step(who, what)
+        if self.fleet is not None:
+            self.fleet.lists.note(pair, Step(call.received, who, what), rules)
+        return loops.repeated(Rule.PING_PONG, rounds, rules.ping_pong, -1)
+
+    def _pair(self, call: Call, workflow: str) -> Alternation:
+        """The calls of a workflow's agents."""
+        principal, now = call.principal, call.received
+        assert principal is not None  # noqa: S101 - identify ran
         key = hash((principal.tenant, workflow))
-        pair = memory.get(key, call.received) or Alternation(session=hash(workflow))
-        memory.put(key, pair, call.received)
-        rounds = pair.step(hash((principal.id, agent)), looking.fingerprint(newest))
-        return loops.repeated(Rule.PING_PONG, rounds, looking.rules.ping_pong, -1)
+        pair = self._workflows.get(key, now)
+        if pair is None:
+            name = f"workflow\0{principal.tenant}\0{workflow}"
+            pair = Alternation(
+                session=hash(workflow), name=turns.hash64(name) if self.fleet is not None else 0
+            )
+        self._workflows.put(key, pair, now)
+        return pair
 
     # --- amounts and deeds
 
-    def _books_of(self, call: Call) -> tuple[Spending, ...]:
-        """The books that this call will be judged by."""
-        rules, parsed = call.snapshot.loops, call.parsed
-        meters = rules.meters or rules.meters_tasks
-        if rules.mode is Mode.OFF or not meters or parsed is None:
-            return ()
-        if call.dialect not in turns.READERS:
-            return ()
-        looking, workflow = _Looking(call, parsed, rules), within(call)[1]
-        task, spending = self._task(looking, workflow), self._spending(looking)
-        return tuple([one for one in (task, spending) if one is not None])
-
     def _metering(
-        self, looking: _Looking, workflow: str
+        self, looking: Looking, workflow: str
     ) -> tuple[tuple[Spending, ...], Verdict | None]:
         """The books that this call goes into, and what they say of it."""
         call, rules = looking.call, looking.rules
@@ -343,12 +386,12 @@ class LoopGuard:
                 verdict = harder(verdict, spending.judge(rules))
             elif turns.answered(call.dialect, looking.parsed):
                 spending.clear()
-                if self.books is not None:
-                    self.books.clear(spending)
+                if self.fleet is not None:
+                    self.fleet.books.clear(spending)
             found.append(spending)
         return tuple(found), verdict
 
-    def _task(self, looking: _Looking, workflow: str) -> Spending | None:
+    def _task(self, looking: Looking, workflow: str) -> Spending | None:
         """The book of the call's task; None where no rule asks for it."""
         if not looking.rules.meters_tasks:
             return None
@@ -358,21 +401,21 @@ class LoopGuard:
         named = ("task", tenant, workflow) if workflow else ()
         return self._book(self._tasks, key, looking, named)
 
-    def _spending(self, looking: _Looking) -> Spending | None:
+    def _spending(self, looking: Looking) -> Spending | None:
         """The book of the call's conversation; None where no rule asks for it."""
         if not looking.rules.meters:
             return None
         return self._book(self._spendings, looking.key_of_amounts(), looking)
 
     def _book(
-        self, memory: Memory[Spending], key: int, looking: _Looking, task: tuple[str, ...] = ()
+        self, memory: Memory[Spending], key: int, looking: Looking, task: tuple[str, ...] = ()
     ) -> Spending:
         """The book under that key, made if need be; `task` names it where no session does."""
         now = looking.call.received
         book = memory.get(key, now)
         if book is None:
             name = 0
-            if self.books is not None:
+            if self.fleet is not None:
                 kind = "task" if memory is self._tasks else "stretch"
                 name = turns.hash64("\0".join(task or (kind, *looking.name_of_amounts())))
             session = hash(task[-1]) if task else looking.session
@@ -381,7 +424,7 @@ class LoopGuard:
         memory.put(key, book, now)
         return book
 
-    def _act(self, looking: _Looking, verdict: Verdict) -> None:
+    def _act(self, looking: Looking, verdict: Verdict) -> None:
         """Warn or refuse as the mode says.
 
         Raises:
@@ -421,7 +464,7 @@ class _Chain:
 
     __slots__ = ("_scope", "now", "polling", "previous", "stretch")
 
-    def __init__(self, looking: _Looking) -> None:
+    def __init__(self, looking: Looking) -> None:
         self._scope = looking.scope
         self.stretch = Stretch(session=looking.session)
         self.previous = self.key(looking.parsed.get("previous_response_id"))
@@ -431,148 +474,3 @@ class _Chain:
     def key(self, response: object) -> int:
         """The name under which the conversation is remembered after this response."""
         return hash((self._scope, "response", response if isinstance(response, str) else ""))
-
-
-class _Looking:
-    """One call as the rules look at it; what costs something is made when asked for.
-
-    Attributes:
-        scope: Hash of principal and session: what is remembered of others never meets.
-        session: Hash of the session's name; 0 without one.
-        autonomous: No person spoke last.
-        repeating: The calls of the newest turn, for who must be told which one repeats.
-    """
-
-    __slots__ = (
-        "_opening", "autonomous", "call", "length", "parsed", "repeating", "rules", "scope",
-        "session",
-    )  # fmt: skip
-
-    def __init__(self, call: Call, parsed: Mapping[str, Any], rules: LoopRules) -> None:
-        principal = call.principal
-        assert principal is not None  # noqa: S101 - identify ran
-        self.call = call
-        self.parsed = parsed
-        self.rules = rules
-        name = principal.session or call.session
-        self.session = hash(name) if name else 0
-        self.scope = hash((principal.id, name))
-        self._opening: str | None = None
-        self.length = turns.length(call.dialect, parsed)
-        self.autonomous = False
-        self.repeating: tuple[turns.ToolCall, ...] = ()
-
-    def exempt(self, tool: str) -> bool:
-        """Whether a tool of that name may repeat."""
-        return matches(self.rules.polling_tools, tool)
-
-    def mark(self, said: Said) -> int:
-        """The name under which the conversation is remembered after this turn."""
-        return turns.mark(said, self.scope, self.opening)
-
-    def turn(self, said: Said) -> Turn:
-        """The turn in hashes."""
-        return turns.turn_of(said, canonical, self.exempt)
-
-    def fingerprint(self, newest: Said | None) -> int:
-        """What the call is made with: the newest tool calls, else what was last said; 0: nothing.
-
-        Numbers and dates in it do not matter.
-        """
-        if newest is None:
-            text = turns.latest(self.call.dialect, self.parsed)
-        else:
-            text = "\0".join(
-                [f"{one.name}\0{turns.folded(canonical(one.arguments))}" for one in newest.calls]
-                or [newest.text]
-            )
-        return turns.hash64(turns.masked(" ".join(text.split()))) if text else 0
-
-    def opening(self) -> str:
-        """The first user message's beginning."""
-        if self._opening is None:
-            self._opening = turns.opening(self.call.dialect, self.parsed)
-        return self._opening
-
-    def key_of_amounts(self) -> int:
-        """Whose tokens add up: the session's, else those of runs with the same first message."""
-        return self.scope if self.session else hash((self.scope, self.opening()))
-
-    def name_of_amounts(self) -> tuple[str, ...]:
-        """The same in words, that another process would find as well."""
-        principal = self.call.principal
-        assert principal is not None  # noqa: S101 - identify ran
-        name = principal.session or self.call.session
-        return (principal.id, "session", name) if name else (principal.id, "", self.opening())
-
-    def repeated(self, verdict: Verdict) -> turns.ToolCall | None:
-        """The call that a verdict is about."""
-        if verdict.call < 0:
-            return None
-        return [one for one in self.repeating if not self.exempt(one.name)][verdict.call]
-
-
-def within(call: Call) -> tuple[Baggage, str]:
-    """What the call says of itself in `baggage`, and its workflow: a claim's before that."""
-    named = baggage(call.said) if call.said else UNNAMED
-    principal = call.principal
-    return named, (principal.workflow if principal is not None else "") or named.workflow
-
-
-def matches(patterns: tuple[str, ...], tool: str) -> bool:
-    """Whether a tool of that name is meant."""
-    return bool(patterns) and any(fnmatchcase(tool, pattern) for pattern in patterns)
-
-
-def sentence(verdict: Verdict, name: str) -> str:
-    """What happened, for the agent's developer and for the agent."""
-    count = verdict.count
-    match verdict.rule:
-        case Rule.SAME_CALL:
-            return f"The tool call {name} was made {count} times {SINCE}, with the same meaning"
-        case Rule.SAME_MASKED:
-            return (
-                f"The tool call {name} was made {count} times {SINCE}, differing in numbers or "
-                "dates only, with the same result"
-            )
-        case Rule.PING_PONG:
-            if not name:
-                return f"Two agents of the workflow say the same to each other for {count} rounds"
-            return f"The same two calls, one of them {name}, alternate for {count} rounds"
-        case Rule.ALIKE_TURNS:
-            call = f", with the tool call {name}," if name else ""
-            return f"The last {count} turns{call} are nearly the same"
-        case _:
-            return amount(verdict)
-
-
-def amount(verdict: Verdict) -> str:
-    """What was used too much of."""
-    count, limit = verdict.count, verdict.limit
-    dollars = f"{count / MICRO:.2f} USD", f"{limit / MICRO:.2f} USD"
-    return {
-        Rule.MAX_ITERATIONS: f"This is call {count} {SINCE}, of {limit} allowed",
-        Rule.TOKENS_PER_MINUTE: (
-            f"The conversation used {count} tokens within a minute, of {limit} allowed"
-        ),
-        Rule.MAX_TOKENS: f"The conversation used {count} tokens {SINCE}, of {limit} allowed",
-        Rule.MAX_MONEY: f"The conversation cost {dollars[0]} {SINCE}, of {dollars[1]} allowed",
-        Rule.TASK_TOKENS: f"The task used {count} tokens, of {limit} allowed in all",
-        Rule.TASK_MONEY: f"The task cost {dollars[0]}, of {dollars[1]} allowed in all",
-    }[verdict.rule]
-
-
-def label(call: turns.ToolCall | None, *, quoting: bool) -> str:
-    """The name of a call, and the beginning of its arguments where its caller alone will see it."""
-    if call is None:
-        return ""
-    name = call.name[:64] or "without a name"
-    if not quoting or call.arguments is None:
-        return name
-    text = turns.folded(canonical(call.arguments))
-    return f"{name}({text[:SHOWN]}{'…' if len(text) > SHOWN else ''})"
-
-
-def printable(text: str) -> bytes:
-    """A header value: printable ASCII, so that no tool's name can end the line."""
-    return "".join(mark if " " <= mark <= "~" else "?" for mark in text).encode()

@@ -12,7 +12,7 @@ tools are all declared as polling count as iterations only.
 
 Two things are measured beyond a stretch, because a user turn says nothing of them: what a task
 (a workflow, else a session) uses in all, and two agents of a workflow that answer each other with
-the same two calls for ever, each of them a new user turn to the other.
+the same two calls for ever (`alternation.py`).
 """
 
 from __future__ import annotations
@@ -523,48 +523,3 @@ def fullest(amounts: tuple[tuple[Rule, int, int], ...]) -> Verdict | None:
         if limit and used * MICRO >= limit * WARN_PPM:
             found = found or Verdict(rule, False, used, limit)  # noqa: FBT003
     return found
-
-
-# --- two agents of a workflow ---------------------------------------------------------------------
-
-
-class Alternation:
-    """The last two calls of a workflow, and for how many calls two agents have alternated.
-
-    Attributes:
-        session: Hash of the workflow's name, for the operator's reset.
-        touched: Instant of its last call.
-    """
-
-    __slots__ = ("_earlier", "_last", "_run", "session", "touched")
-
-    def __init__(self, *, session: int) -> None:
-        self.session = session
-        self.touched: Micros = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Nobody has called yet."""
-        self._last = self._earlier = (0, 0)
-        self._run = 0
-
-    def step(self, who: int, what: int) -> int:
-        """One more call; the rounds in which two agents have said the same to each other.
-
-        The same agent with the same call again is a repeated request, and counts nothing.
-
-        Args:
-            who: Hash of the agent.
-            what: Fingerprint of what it calls with; 0 where it says nothing, which ends a run.
-        """
-        call = (who, what)
-        if call == self._last:
-            return self._run // 2
-        if call == self._earlier and what:
-            self._run += 1
-        else:
-            self._run = 2 if what and self._last[1] and self._last[0] != who else 1
-        if self._last[0] == who:
-            self._run = 1
-        self._earlier, self._last = self._last, call
-        return self._run // 2

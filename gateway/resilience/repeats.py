@@ -21,17 +21,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.resilience.loops import Rule, Verdict, harder, repeated
+from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gateway.resilience.alternation import Step
     from gateway.resilience.loops import LoopRules
-    from gateway.units import Micros
 
 KEPT = 32
 """Distinct calls of one agent that are counted; the oldest make room."""
+EVENTS = 64
+"""Calls of one agent, and their results, that gateways keep together."""
 RECENT = 64
 """Calls of one tenant among which alternation is looked for."""
+BEYOND: Micros = 5 * MICRO
+"""How much longer than they count gateways keep events together: clocks may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ class Tally:
     """What one agent called lately. As `memory.Memory` wants it.
 
     Attributes:
+        kind: What such lists are called in the fleet's store.
         session: Hash of the agent's name, for resets.
         name: What the gateways of a fleet call it; 0 where nobody shares it.
         touched: Instant of its last call.
@@ -71,6 +77,8 @@ class Tally:
     __slots__ = (
         "_calls", "_has_read", "_results", "heard_at", "name", "session", "touched", "turn",
     )  # fmt: skip
+
+    kind = "called"
 
     def __init__(self, *, session: int = 0, name: int = 0) -> None:
         self.session = session
@@ -84,6 +92,14 @@ class Tally:
         """Nothing was repeated so far."""
         self.turn += 1
         self._forget()
+
+    def kept(self, rules: LoopRules) -> int:  # noqa: ARG002 - the same under all rules
+        """How many events a fleet keeps of it."""
+        return EVENTS
+
+    def lasts(self, rules: LoopRules) -> Micros:
+        """How long a fleet keeps them."""
+        return rules.window + BEYOND
 
     def retold(self, events: Iterable[Event], rules: LoopRules, now: Micros) -> None:
         """All that happened, here and elsewhere, was this; known at `now`."""
@@ -189,19 +205,49 @@ class Exchanges:
     """The last calls of one tenant's agents. As `memory.Memory` wants it.
 
     Attributes:
+        kind: What such lists are called in the fleet's store.
         session: 0: nobody resets a tenant by a session's name.
+        name: What the gateways of a fleet call it; 0 where nobody shares it.
         touched: Instant of the last call.
+        turn: Rises whenever it begins anew.
+        heard_at: Instant at which it last heard of the fleet.
     """
 
-    __slots__ = ("_of", "_recent", "_serial", "session", "touched")
+    __slots__ = (
+        "_of", "_recent", "_serial", "heard_at", "name", "session", "touched", "turn",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    kind = "exchanged"
+
+    def __init__(self, *, name: int = 0) -> None:
         self.session = 0
+        self.name = name
         self.touched: Micros = 0
+        self.heard_at: Micros = 0
+        self.turn = -1
         self.clear()
 
     def clear(self) -> None:
         """Nothing alternated so far."""
+        self.turn += 1
+        self._forget()
+
+    def kept(self, rules: LoopRules) -> int:  # noqa: ARG002 - the same under all rules
+        """How many calls a fleet keeps of it."""
+        return RECENT
+
+    def lasts(self, rules: LoopRules) -> Micros:
+        """How long a fleet keeps them."""
+        return rules.window + BEYOND
+
+    def retold(self, steps: Iterable[Step], rules: LoopRules, now: Micros) -> None:  # noqa: ARG002
+        """All that was called, here and elsewhere, was this; known at `now`."""
+        self._forget()
+        self.heard_at = now
+        for at, who, what in steps:
+            self.made(who, what, at)
+
+    def _forget(self) -> None:
         self._recent: deque[int] = deque()
         self._of: dict[int, deque[_Made]] = {}
         self._serial = 0

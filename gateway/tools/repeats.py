@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from gateway.bodies import canonical
 from gateway.call import VerdictNote
 from gateway.errors import LoopDetected
+from gateway.gathering import hear
+from gateway.resilience.alternation import Step
 from gateway.resilience.loops import LoopRules, Rule, Verdict, harder
 from gateway.resilience.memory import Memory
 from gateway.resilience.repeats import Event, Exchanges, Print, Tally
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gateway.call import Call, ToolCall
-    from gateway.tool_calls import ToolCalls
+    from gateway.loop_lists import LoopLists
     from gateway.units import Micros
 
 MOST_AGENTS = 20_000
@@ -61,7 +63,7 @@ class Repeats:
         self._tenants: Memory[Exchanges] = Memory(MOST_TENANTS)
         self._rules = LoopRules()
         self.on_loop = on_loop
-        self.fleet: ToolCalls | None = None
+        self.fleet: LoopLists | None = None
 
     def __len__(self) -> int:
         """Agents remembered."""
@@ -77,6 +79,8 @@ class Repeats:
             for tally in self._agents:
                 if chosen is None or tally.session == chosen:
                     self.fleet.clear(tally, self._rules)
+            for exchanges in self._tenants if not session else ():
+                self.fleet.clear(exchanges, self._rules)
         return count
 
     def spoken(self, call: Call) -> None:
@@ -96,11 +100,14 @@ class Repeats:
                     self.fleet.clear(tally, call.snapshot.loops)
 
     async def hear(self, call: Call, tool: ToolCall) -> None:
-        """What other gateways saw of this agent is known, as of a second ago at most."""
+        """What other gateways saw of it and its tenant is known, as of a second ago at most."""
         rules = call.snapshot.loops
         if self.fleet is None or rules.mode is Mode.OFF or self._exempt(tool, rules):
             return
-        await self.fleet.refresh(self._tally(call, tool), rules, call.received)
+        waiters = self.fleet.ask(self._tally(call, tool), rules, call.received)
+        waiters += self.fleet.ask(self._others(call), rules, call.received)
+        if waiters:
+            await hear(waiters, self.fleet.clock)
 
     def look(self, call: Call, tool: ToolCall) -> Made | None:
         """The call is counted; None where the rules do not look at it.
@@ -115,16 +122,16 @@ class Repeats:
         assert principal is not None  # noqa: S101 - identify ran
         now = call.received
         tally = self._tally(call, tool)
-        tenant = hash(principal.tenant)
-        others = self._tenants.get(tenant, now) or Exchanges()
-        self._tenants.put(tenant, others, now)
+        others = self._others(call)
         printed = self._print(tool)
-        agent = hash(principal.id)
+        agent = turns.hash64(principal.id)
         verdict = harder(
             tally.judge(printed, rules, now), others.judge(agent, printed.exact, rules, now)
         )
         # Refused or not: two agents that go on alternating are still at it.
         others.made(agent, printed.exact, now)
+        if self.fleet is not None:
+            self.fleet.note(others, Step(now, agent, printed.exact), rules)
         if verdict is not None:
             self._act(call, tool, rules, verdict)
         tally.made(printed, rules, now)
@@ -144,6 +151,18 @@ class Repeats:
             tally = Tally(session=hash(session or principal.agent), name=name)
         self._agents.put(key, tally, call.received)
         return tally
+
+    def _others(self, call: Call) -> Exchanges:
+        """Of its tenant's agents."""
+        principal = call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        key = hash(principal.tenant)
+        others = self._tenants.get(key, call.received)
+        if others is None:
+            name = turns.hash64(f"tenant\0{principal.tenant}") if self.fleet is not None else 0
+            others = Exchanges(name=name)
+        self._tenants.put(key, others, call.received)
+        return others
 
     def returned(self, made: Made, result: Mapping[str, Any], now: Micros) -> None:
         """The result of a counted call has come."""

@@ -12,11 +12,12 @@ import pytest
 from gateway.admission.remote import FailMode
 from gateway.clock import LoopClock
 from gateway.errors import StoreUnavailable
-from gateway.gathering import MOST_PENDING
+from gateway.gathering import MOST_PENDING, hear
 from gateway.layers.trip import Breakers
+from gateway.resilience.alternation import Step
 from gateway.resilience.breaker import BreakerRules, State
 from gateway.resilience.loops import LoopRules, Spending
-from gateway.resilience.repeats import Event, Print, Tally
+from gateway.resilience.repeats import Event, Exchanges, Print, Tally
 from gateway.sharing import Sharing
 from tests.fixtures.ports import free_port
 from tests.fixtures.waiting import Turns, until
@@ -208,7 +209,7 @@ def test_what_a_task_uses_is_added_up_and_begins_anew_everywhere(valkey, prefix)
 
 async def reads(one, book: Spending, sums: tuple[int, int]) -> bool:
     """Whether that is what the book says at that gateway, once it has heard of the fleet."""
-    await one.sharing.books.refresh((book,), one.clock.now() + 2 * SECOND)
+    await hear(one.sharing.books.ask((book,), one.clock.now() + 2 * SECOND), one.clock)
     return (book.tokens, book.money) == sums
 
 
@@ -221,7 +222,7 @@ async def heard(one, tally: Tally) -> None:
     since = one.clock.now()
 
     async def new() -> bool:
-        await one.sharing.called.refresh(tally, LOOPS, one.clock.now() + 2 * SECOND)
+        await hear(one.sharing.lists.ask(tally, LOOPS, one.clock.now() + 2 * SECOND), one.clock)
         return tally.heard_at > since
 
     await until(new)
@@ -233,10 +234,10 @@ async def calls(one, tally: Tally, made: Print, result: int | None = None):
     now = one.clock.now()
     verdict = tally.judge(made, LOOPS, now)
     tally.made(made, LOOPS, now)
-    one.sharing.called.note(tally, Event(now, made), LOOPS)
+    one.sharing.lists.note(tally, Event(now, made), LOOPS)
     if result is not None:
         tally.returned(made, result, now + 1)
-        one.sharing.called.note(tally, Event(now + 1, made, result), LOOPS)
+        one.sharing.lists.note(tally, Event(now + 1, made, result), LOOPS)
     await heard(one, tally)  # so the store has heard of it, and the others will
     return None if verdict is None else (verdict.rule.value, verdict.refuse, verdict.count)
 
@@ -256,10 +257,42 @@ def test_tool_calls_by_way_of_two_gateways_are_repeated_as_if_it_were_one(valkey
             assert await calls(two, there, READ) is None, "something changed in between"
 
             here.clear()
-            one.sharing.called.clear(here, LOOPS)
+            one.sharing.lists.clear(here, LOOPS)
             await heard(one, here)
             assert await calls(one, here, WRITE) is None
             assert await calls(two, there, WRITE) is None, "began anew, at both"
+
+    asyncio.run(run())
+
+
+async def exchanged(one, others: Exchanges, agent: int, call: int):
+    """A tool call of one of a tenant's agents at that gateway; what the rules say of it first."""
+    for telling in (False, True):
+        if telling:
+            verdict = others.judge(agent, call, LOOPS, one.clock.now())
+            others.made(agent, call, one.clock.now())
+            one.sharing.lists.note(others, Step(one.clock.now(), agent, call), LOOPS)
+        await hear(one.sharing.lists.ask(others, LOOPS, one.clock.now() + 2 * SECOND), one.clock)
+    return None if verdict is None else (verdict.refuse, verdict.count)
+
+
+def test_agents_that_alternate_two_tool_calls_by_way_of_two_gateways_are_refused(valkey, prefix):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one") as one,
+            member(valkey.url, prefix, "two") as two,
+        ):
+            said = []
+            here, there = Exchanges(name=93), Exchanges(name=93)
+            for _ in range(4):
+                said.append(await exchanged(one, here, 1, 5))
+                said.append(await exchanged(two, there, 2, 6))
+            assert said[-3:] == [(False, 3), (False, 3), (True, 4)]
+
+            here.clear()
+            one.sharing.lists.clear(here, LOOPS)
+            assert await exchanged(one, here, 1, 5) is None
+            assert await exchanged(two, there, 2, 6) is None, "began anew, at both"
 
     asyncio.run(run())
 

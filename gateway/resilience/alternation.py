@@ -1,0 +1,106 @@
+"""Two agents of a workflow that answer each other for ever: calls of a workflow in a row. Pure.
+
+Each of them is a new user turn to the other, so no stretch of one conversation shows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.resilience.memory import IDLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.resilience.loops import LoopRules
+    from gateway.units import Micros
+
+KEPT = 64
+MOST_KEPT = 512
+"""Calls of a workflow that gateways keep together: as many as the rule needs, from `KEPT` to
+`MOST_KEPT`. Where a policy allows more rounds than those hold, gateways do not see them together.
+"""
+
+
+class Step(NamedTuple):
+    """One call.
+
+    Attributes:
+        at: The instant.
+        who: Hash of the agent, the same in every process.
+        what: Fingerprint of what it calls with; 0 where it says nothing.
+    """
+
+    at: Micros
+    who: int
+    what: int
+
+
+class Alternation:
+    """The last two calls of a workflow, and for how many calls two agents have alternated.
+
+    Attributes:
+        kind: What such lists are called in the fleet's store.
+        session: Hash of the workflow's name, for the operator's reset.
+        name: What the gateways of a fleet call it; 0 where nobody shares it.
+        touched: Instant of its last call.
+        turn: Rises whenever it begins anew.
+        heard_at: Instant at which it last heard of the fleet.
+    """
+
+    __slots__ = ("_earlier", "_last", "_run", "heard_at", "name", "session", "touched", "turn")
+
+    kind = "said"
+
+    def __init__(self, *, session: int, name: int = 0) -> None:
+        self.session = session
+        self.name = name
+        self.touched: Micros = 0
+        self.heard_at: Micros = 0
+        self.turn = -1
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody has called yet."""
+        self.turn += 1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._last = self._earlier = (0, 0)
+        self._run = 0
+
+    def kept(self, rules: LoopRules) -> int:
+        """How many calls a fleet keeps of it."""
+        return min(MOST_KEPT, max(KEPT, 2 * rules.ping_pong + 2))
+
+    def lasts(self, rules: LoopRules) -> Micros:  # noqa: ARG002 - the same under all rules
+        """How long a fleet keeps them."""
+        return IDLE
+
+    def retold(self, steps: Iterable[Step], rules: LoopRules, now: Micros) -> None:  # noqa: ARG002
+        """All that was called, here and elsewhere, was this; known at `now`."""
+        self._forget()
+        self.heard_at = now
+        for _, who, what in steps:
+            self.step(who, what)
+
+    def step(self, who: int, what: int) -> int:
+        """One more call; the rounds in which two agents have said the same to each other.
+
+        The same agent with the same call again is a repeated request, and counts nothing.
+
+        Args:
+            who: Hash of the agent.
+            what: Fingerprint of what it calls with; 0 where it says nothing, which ends a run.
+        """
+        call = (who, what)
+        if call == self._last:
+            return self._run // 2
+        if call == self._earlier and what:
+            self._run += 1
+        else:
+            self._run = 2 if what and self._last[1] and self._last[0] != who else 1
+        if self._last[0] == who:
+            self._run = 1
+        self._earlier, self._last = self._last, call
+        return self._run // 2
