@@ -1,39 +1,40 @@
 """What conversations use, added up over all gateways of a fleet.
 
-A book of `resilience.loops.Spending` belongs to one process and is judged there, at once. In a
-fleet its amounts are also added to the fleet's own book in the shared store, and what the store
-says back, minus what is ours, was used elsewhere and counts here too: a task that calls by way of
-four gateways has one budget, not four. A call whose book has not heard for a second waits for that
-(`gathering.py`). While the store is away every process decides by what it has heard.
+A book of `resilience.books.Spending` belongs to one process and is judged there, at once. In a
+fleet its share also stands in the fleet's own book in the shared store, beside those of others,
+and they count here too: a task that calls by way of four gateways has one budget, not four. A call
+whose book has not heard for a second waits for that (`gathering.py`). While the store is away every
+process decides by what it has heard. A store that comes back with less than it was told is told
+again, by everybody who knows.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.admission.fleet import Addition
-from gateway.gathering import FRESH, Gathering, Pending
+from gateway.admission.fleet import Entry
+from gateway.gathering import FRESH, MOST_AT_ONCE, Gathering, Pending
+from gateway.resilience.books import Share
 from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gateway.call import Call, End, Reply, Service
     from gateway.clock import Clock
-    from gateway.resilience.loops import Spending
-    from gateway.units import MicroUsd, Tokens
+    from gateway.resilience.books import Spending
+
+REST_S = 0.02
+"""Between looks whether more books can be told anew."""
 
 
 class Books(Protocol):
     """Where the gateways of a fleet add up what conversations use."""
 
-    def pour(self, book: Spending, tokens: Tokens, money: MicroUsd) -> None:
-        """So much more was used here; the book will hear what others used."""
-        ...
-
-    def clear(self, book: Spending) -> None:
-        """A new stretch begins, in the whole fleet."""
+    def tell(self, book: Spending) -> None:
+        """Its share has changed, or a new stretch began; the book will hear what others used."""
         ...
 
     def ask(self, books: Sequence[Spending], now: Micros) -> list[Future[None]]:
@@ -44,76 +45,130 @@ class Books(Protocol):
 class Link(Protocol):
     """The shared store, as far as books need it."""
 
-    async def add(self, additions: Sequence[Addition]) -> list[tuple[int, ...]]:
-        """The sums after each addition. Raises one of `faults` where that cannot be known."""
+    async def enter(self, entries: Sequence[Entry]) -> list[dict[bytes, bytes]]:
+        """All that stands under each key then. Raises one of `faults` if that cannot be known."""
         ...
 
 
-class _Poured(Pending):
-    """What is to be added to the fleet's book of one of ours."""
+class _Telling(Pending):
+    """A book of ours that is to be told, and shares of others that the store has lost."""
 
-    __slots__ = ("anew", "book", "money", "tokens", "turn")
+    __slots__ = ("book", "lost")
 
     def __init__(self, book: Spending) -> None:
         super().__init__()
         self.book = book
-        self.turn = book.turn
-        self.anew = False
-        self.tokens: Tokens = 0
-        self.money: MicroUsd = 0
+        self.lost: Mapping[str, Share] = {}
 
 
-class LoopBooks(Gathering[_Poured]):
-    """`Books` over the shared store."""
+class LoopBooks(Gathering[_Telling]):
+    """`Books` over the shared store.
+
+    Attributes:
+        on_loss: Called where the store has less than it was told.
+        known: All books of this process, for when they must be told anew.
+    """
 
     def __init__(
         self, link: Link, clock: Clock, *, prefix: str, faults: tuple[type[Exception], ...],
-        away: Callable[[], bool],
+        away: Callable[[], bool], gateway: str,
     ) -> None:  # fmt: skip
         """Nothing is sent before `run`; for the rest see `Gathering`."""
         super().__init__(clock, faults=faults, away=away)
         self._link = link
-        self._prefix = f"{prefix}spent:"
+        self._prefix = f"{prefix}used:"
+        self._gateway = gateway
+        self._numbers = itertools.count()
+        self._retelling = False
+        self.on_loss: Callable[[], None] | None = None
+        self.known: Callable[[], Iterable[Spending]] = lambda: ()
 
-    def pour(self, book: Spending, tokens: Tokens, money: MicroUsd) -> None:
-        """So much more was used here; the book will hear what others used."""
-        poured = self._of(book)
-        if poured is not None:
-            poured.tokens += tokens
-            poured.money += money
-
-    def clear(self, book: Spending) -> None:
-        """A new stretch begins, in the whole fleet. Call it after the book's own `clear`."""
-        poured = self._of(book)
-        if poured is not None:
-            poured.anew = True
+    def tell(self, book: Spending) -> None:
+        """Its share has changed, or a new stretch began; the book will hear what others used."""
+        self._of(book)
 
     def ask(self, books: Sequence[Spending], now: Micros) -> list[Future[None]]:
         """What to wait for until each has heard of the fleet; nothing where all have lately."""
         stale = [self._of(book) for book in books if now - book.heard_at > FRESH]
         return [self.hurried(one) for one in stale if one is not None]
 
-    def _of(self, book: Spending) -> _Poured | None:
-        """What waits to be told of that book; None where it is not shared, or cannot be."""
-        poured = self.waiting(book.name)
-        if poured is not None and poured.book is book and poured.turn == book.turn:
-            return poured
-        poured = _Poured(book)
-        return poured if book.name and self.put(book.name, poured) else None
+    async def retell(self) -> None:
+        """All books are told anew, a batch at a time: the store may have lost any of them."""
+        if self._retelling:
+            return
+        self._retelling = True
+        try:
+            for book in list(self.known()):
+                while len(self) >= MOST_AT_ONCE:
+                    await self.clock.sleep(REST_S)
+                book.told = None
+                if book.owner:
+                    self._of(book)
+        finally:
+            self._retelling = False
 
-    async def exchange(self, taken: list[_Poured]) -> None:
-        """Add up, and tell each book where the fleet's stands."""
-        additions = [
-            Addition(
-                key=f"{self._prefix}{one.book.name:016x}", anew=one.anew,
-                amounts=(one.tokens, one.money), ttl_s=max(1, one.book.lasts // MICRO),
+    def _of(self, book: Spending) -> _Telling | None:
+        """What waits to be told of that book; None where it is not shared, or cannot be."""
+        telling = self.waiting(book.name)
+        if telling is not None and telling.book is book:
+            return telling
+        telling = _Telling(book)
+        return telling if book.name and self.put(book.name, telling) else None
+
+    async def exchange(self, taken: list[_Telling]) -> None:
+        """Tell the shares that changed, and each book what stands in the fleet's."""
+        told = [self._share(one.book) for one in taken]
+        entries = [
+            Entry(
+                key=f"{self._prefix}{one.book.name:016x}",
+                own={} if share == one.book.told else {one.book.owner: packed(share)},
+                missing={who: packed(lost) for who, lost in one.lost.items()},
+                ttl_s=max(1, one.book.lasts // MICRO),
             )
-            for one in taken
-        ]  # fmt: skip
-        totals = await self._link.add(additions)
+            for one, share in zip(taken, told, strict=True)
+        ]
+        found = await self._link.enter(entries)
         now = self.clock.now()
-        for one, (tokens, money) in zip(taken, totals, strict=True):
-            one.book.heard(now, tokens, money, told=(one.tokens, one.money), turn=one.turn)
+        bare = False
+        for one, share, held in zip(taken, told, found, strict=True):
+            book, was = one.book, one.book.told
+            shares = {
+                who.decode("ascii", "replace"): known
+                for who, raw in held.items()
+                if (known := unpacked(raw)) is not None
+            }
+            lost = book.heard(now, shares, told=share)
+            bare = bare or bool(lost) or (was == share and book.told is None)
+            if lost or (book.told != book.share):
+                again = self._of(book)
+                if again is not None:
+                    again.lost = lost
+        if bare and self.on_loss is not None:
+            self.on_loss()
+
+    def _share(self, book: Spending) -> Share:
+        """Its share, which has an owner's name from now on.
+
+        Of the book, not of the process: a book that was forgotten and opened again adds to what
+        the former one has used.
+        """
+        if not book.owner:
+            book.owner = f"{self._gateway[:16]}.{next(self._numbers)}"
+        return book.share
+
+
+def packed(share: Share) -> bytes:
+    """The share for the store."""
+    return b"%d %d %d" % share
+
+
+def unpacked(raw: bytes) -> Share | None:
+    """The share; None for what another release wrote."""
+    try:
+        turn, tokens, money = map(int, raw.split())
+    except ValueError:
+        return None
+    return Share(turn, tokens, money)
 
 
 async def metered(
@@ -128,7 +183,7 @@ async def metered(
         for spending in spendings:
             spending.pour(tokens, money)
             if books is not None:
-                books.pour(spending, tokens, money)
+                books.tell(spending)
 
     pour(tokens, money)
     try:

@@ -244,6 +244,7 @@ class Machine:
     def _join(self, fleet: Sharing) -> None:
         """What this process shares with the others of its fleet is wired."""
         self.loops.fleet = fleet
+        fleet.books.known = self.loops.books
         self.guards.repeats.fleet = fleet.lists
         fleet.connect(
             self.breakers, lambda: self.watch.current.breaker, self.watch.poke, self._begin_anew

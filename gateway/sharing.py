@@ -24,7 +24,7 @@ from gateway.fleet_results import FleetResults
 from gateway.loop_books import LoopBooks
 from gateway.loop_lists import LoopLists
 from gateway.resilience.breaker import FOREVER, State
-from gateway.units import MICRO
+from gateway.units import MICRO, Micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gateway.clock import LoopClock
     from gateway.layers.trip import Breakers
     from gateway.resilience.breaker import Breaker, BreakerRules
-    from gateway.units import Micros, Rng
+    from gateway.units import Rng
 
 logger = logging.getLogger("tidegate.fleet")
 
@@ -46,6 +46,9 @@ time; a year is for those who forget to edit it."""
 
 TELLING_S = 1.0
 """How long a client that ends its session waits for the fleet to be told."""
+LOSS_PAUSE: Micros = 500_000
+"""Between two calls to tell anew what the store has lost, and between two times of doing so."""
+
 MOST_REVOKED = 100_000
 MOST_SHOWN = 100
 TOLD = frozenset({State.CLOSED, State.OPEN, State.SHUT})
@@ -87,8 +90,10 @@ class Sharing:
             stamp=stamp, on_mode=on_mode, on_news=self._heard,
         )  # fmt: skip
         self.books = LoopBooks(
-            self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
-        )
+            self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away,
+            gateway=gateway,
+        )  # fmt: skip
+        self.books.on_loss = self._books_lost
         self.lists = LoopLists(
             self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
         )
@@ -111,6 +116,8 @@ class Sharing:
         self.on_session_used: Callable[[str], None] | None = None
         self._hearing = ""
         self._changed: dict[str, int] = {}
+        self._told_of_loss: Micros = 0
+        self._heard_of_loss: Micros = 0
 
     @property
     def closed(self) -> bool:
@@ -226,6 +233,20 @@ class Sharing:
         """The operator let a session begin anew, here and in the whole fleet."""
         self._tell("loops", session, {"at": self._wall()}, keep=False)
 
+    def _books_lost(self) -> None:
+        """The store has less than it was told: everybody tells it what he knows."""
+        now = self.clock.now()
+        if now - self._told_of_loss >= LOSS_PAUSE:
+            self._told_of_loss = now
+            self._tell("lost", "", {"at": self._wall()}, keep=False)
+
+    def _retell(self) -> None:
+        """Somebody found that the store has lost what it was told; many may find it at once."""
+        now = self.clock.now()
+        if now - self._heard_of_loss >= LOSS_PAUSE:
+            self._heard_of_loss = now
+            self._spawn(self.books.retell())
+
     async def session_deleted(self, session: str) -> None:
         """A client ended its tool session here, so nobody in the fleet honors it.
 
@@ -259,7 +280,8 @@ class Sharing:
     # --- hearing
 
     async def _catch_up(self) -> None:
-        """What was told while nobody of us listened."""
+        """What was told while nobody of us listened, and what the store may have lost."""
+        self._spawn(self.books.retell())
         try:
             for kind in ("breaker", "revoked"):
                 for raw in (await self.link.load(f"{self._prefix}{kind}")).values():
@@ -278,6 +300,8 @@ class Sharing:
                 self._apply(name, news, at)
             elif by != self.store.gateway and kind == "policy" and self._on_policy is not None:
                 self._on_policy()
+            elif kind == "lost":
+                self._retell()
             elif by != self.store.gateway and kind == "loops" and self._on_loops is not None:
                 self._on_loops(name)
             elif by != self.store.gateway and kind == "session" and self.on_session is not None:

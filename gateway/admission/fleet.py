@@ -22,7 +22,7 @@ from gateway.errors import StoreUnavailable
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from gateway.admission.pipe import Told
     from gateway.units import Micros
@@ -65,6 +65,23 @@ class Addition:
     key: str
     anew: bool
     amounts: tuple[int, ...]
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Fields to be set in what the fleet keeps under a key.
+
+    Attributes:
+        key: Whole, prefix included.
+        own: Set whatever stood there.
+        missing: Set only where nothing stands.
+        ttl_s: Seconds after which a key that nobody set or read is gone.
+    """
+
+    key: str
+    own: Mapping[str, bytes]
+    missing: Mapping[str, bytes]
     ttl_s: int
 
 
@@ -379,6 +396,28 @@ class RedisLink:
             sums.append(tuple([int(next(answers)) for _ in one.amounts]))
             next(answers)
         return sums
+
+    async def enter(self, entries: Sequence[Entry]) -> list[dict[bytes, bytes]]:
+        """All that stands under each key then, in one exchange with the store.
+
+        Raises:
+            Any of `FAULTS`: The fields may have been set or not.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for one in entries:
+            for field, value in one.own.items():
+                pipeline.hset(one.key, field, value)
+            for field, value in one.missing.items():
+                pipeline.hsetnx(one.key, field, value)
+            pipeline.expire(one.key, one.ttl_s)
+            pipeline.hgetall(one.key)
+        answers = iter(await pipeline.execute())
+        found = []
+        for one in entries:
+            for _ in range(len(one.own) + len(one.missing) + 1):
+                next(answers)
+            found.append(next(answers))
+        return found
 
     async def extend(self, listings: Sequence[Listing]) -> list[list[bytes]]:
         """The lists after each was extended, in one exchange with the store.

@@ -35,11 +35,11 @@ from gateway.looking import Looking, label, matches, printable, sentence, within
 from gateway.loop_books import Books, metered
 from gateway.resilience import loops
 from gateway.resilience.alternation import Alternation, Step
+from gateway.resilience.books import Spending
 from gateway.resilience.loops import (
     TASK_IDLE,
     LoopRules,
     Rule,
-    Spending,
     Stretch,
     Verdict,
     harder,
@@ -127,6 +127,11 @@ class LoopGuard:
         """Conversations remembered."""
         return len(self._stretches)
 
+    def books(self) -> Iterator[Spending]:
+        """What conversations and tasks use, as far as this process knows."""
+        yield from self._spendings
+        yield from self._tasks
+
     def reset(self, session: str = "") -> int:
         """The operator's word: a session or workflow ("" means all) begins anew; how many.
 
@@ -138,9 +143,9 @@ class LoopGuard:
         ]
         fleet = self.fleet
         if fleet is not None:
-            for book in (*self._spendings, *self._tasks):
+            for book in self.books():
                 if chosen is None or book.session == chosen:
-                    fleet.books.clear(book)
+                    fleet.books.tell(book)
             for pair in self._workflows:
                 if chosen is None or pair.session == chosen:
                     fleet.lists.clear(pair, self._rules)
@@ -387,7 +392,7 @@ class LoopGuard:
             elif turns.answered(call.dialect, looking.parsed):
                 spending.clear()
                 if self.fleet is not None:
-                    self.fleet.books.clear(spending)
+                    self.fleet.books.tell(spending)
             found.append(spending)
         return tuple(found), verdict
 

@@ -11,8 +11,8 @@ under the mark of its last turn spares the folding and knows what a client has c
 tools are all declared as polling count as iterations only.
 
 Two things are measured beyond a stretch, because a user turn says nothing of them: what a task
-(a workflow, else a session) uses in all, and two agents of a workflow that answer each other with
-the same two calls for ever (`alternation.py`).
+(a workflow, else a session) uses in all (`books.py`), and two agents of a workflow that answer each
+other with the same two calls for ever (`alternation.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from gateway.resilience.memory import IDLE
 from gateway.units import MICRO, MINUTE, Micros, MicroUsd, Mode, RuleId, Tokens
 
 TASK_IDLE: Micros = 1_440 * MINUTE
@@ -417,101 +416,6 @@ def are_near(one: bytes, other: bytes, alike_ppm: int) -> bool:
         return False  # the usual case, without sorting
     union = sorted(ours | theirs)[:SKETCH]
     return len(shared.intersection(union)) * MICRO >= alike_ppm * len(union)
-
-
-# --- what a task uses -----------------------------------------------------------------------------
-
-
-class Spending:
-    """What a conversation used since its last user turn, and how fast.
-
-    Attributes:
-        session: Hash of the session's name; 0 without one.
-        name: What the gateways of a fleet call it; 0 where nobody shares it.
-        lasts: How long it is remembered without a call.
-        tokens, money: Used since the last user turn; estimates until calls end.
-        touched: Instant of its last call.
-        turn: Rises with every new stretch.
-        heard_at: Instant at which it last heard of the fleet.
-    """
-
-    __slots__ = (
-        "_fleet_money", "_fleet_tokens", "_level", "heard_at", "lasts", "money", "name", "session",
-        "tokens", "touched", "turn",
-    )  # fmt: skip
-
-    def __init__(self, *, session: int = 0, name: int = 0, lasts: Micros = IDLE) -> None:
-        self.session = session
-        self.name = name
-        self.lasts = lasts
-        self.touched: Micros = 0
-        self.heard_at: Micros = 0
-        self.turn = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._level: Tokens = 0
-        self.tokens: Tokens = 0
-        self.money: MicroUsd = 0
-        self._fleet_tokens: Tokens = 0
-        self._fleet_money: MicroUsd = 0
-
-    def clear(self) -> None:
-        """A new stretch: nothing was used."""
-        self.turn += 1
-        self._begin()
-
-    def heard(
-        self,
-        now: Micros,
-        tokens: Tokens,
-        money: MicroUsd,
-        *,
-        told: tuple[Tokens, MicroUsd],
-        turn: int,
-    ) -> None:
-        """The fleet's own book stands there: what others added to it is used here as well.
-
-        Args:
-            now: The instant.
-            tokens: The fleet's.
-            money: The fleet's.
-            told: What of it is ours since it was last heard.
-            turn: The stretch in which that was told; news of a former one is ignored.
-        """
-        if turn != self.turn:
-            return
-        self.heard_at = now
-        others = tokens - told[0] - self._fleet_tokens, money - told[1] - self._fleet_money
-        self._fleet_tokens, self._fleet_money = tokens, money
-        self.pour(*others)
-
-    def pour(self, tokens: Tokens, money: MicroUsd) -> None:
-        """So much more was used; negative amounts correct an estimate."""
-        self._level = max(0, self._level + tokens)
-        self.tokens = max(0, self.tokens + tokens)
-        self.money = max(0, self.money + money)
-
-    def drain(self, now: Micros, rules: LoopRules) -> None:
-        """The bucket is where it stands now."""
-        elapsed = max(0, now - self.touched)
-        self._level = max(0, self._level - rules.tokens_per_minute * elapsed // MINUTE)
-        self.touched = max(self.touched, now)
-
-    def judge(self, rules: LoopRules) -> Verdict | None:
-        """What the rules say of one more call of a conversation, after `drain`."""
-        return fullest((
-            (Rule.TOKENS_PER_MINUTE, self._level, rules.tokens_per_minute),
-            (Rule.MAX_TOKENS, self.tokens, rules.max_tokens),
-            (Rule.MAX_MONEY, self.money, rules.max_money),
-        ))  # fmt: skip
-
-    def judge_task(self, rules: LoopRules) -> Verdict | None:
-        """What the rules say of one more call of a task."""
-        return fullest((
-            (Rule.TASK_TOKENS, self.tokens, rules.task_tokens),
-            (Rule.TASK_MONEY, self.money, rules.task_money),
-        ))  # fmt: skip
 
 
 def fullest(amounts: tuple[tuple[Rule, int, int], ...]) -> Verdict | None:

@@ -9,7 +9,18 @@ import random
 import orjson
 
 from gateway.admission.remote import FailMode
-from gateway.call import Bytes, Call, Dialect, End, Estimate, Family, Fields, Principal, Reply
+from gateway.call import (
+    Bytes,
+    Call,
+    Dialect,
+    End,
+    Estimate,
+    Family,
+    Fields,
+    Principal,
+    Reply,
+    Usage,
+)
 from gateway.clock import LoopClock
 from gateway.errors import LoopDetected
 from gateway.layers.guard_loops import LoopGuard
@@ -39,12 +50,14 @@ class Member:
         self.stages: list[tuple[str, str]] = []
         self.guard = LoopGuard(on_loop=lambda rule, stage: self.stages.append((rule, stage)))
         self.guard.fleet = self.sharing
+        self.sharing.books.known = self.guard.books
         self.sharing.connect(Breakers(), BreakerRules, lambda: None, self.guard.reset)
         self.serve = self.guard(self.inner)
         self.answer = b"{}"
-        self.used = 0
 
-    async def inner(self, _call: Call) -> Reply:
+    async def inner(self, call: Call) -> Reply:
+        assert call.estimate is not None
+        call.usage = Usage(input=call.estimate.input, output=0)
         return Reply(status=200, headers=[], source=Bytes(self.answer))
 
     async def ask(

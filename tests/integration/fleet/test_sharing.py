@@ -15,8 +15,9 @@ from gateway.errors import StoreUnavailable
 from gateway.gathering import MOST_PENDING, hear
 from gateway.layers.trip import Breakers
 from gateway.resilience.alternation import Step
+from gateway.resilience.books import Spending
 from gateway.resilience.breaker import BreakerRules, State
-from gateway.resilience.loops import LoopRules, Spending
+from gateway.resilience.loops import LoopRules
 from gateway.resilience.repeats import Event, Exchanges, Print, Tally
 from gateway.sharing import Sharing
 from tests.fixtures.ports import free_port
@@ -192,15 +193,15 @@ def test_what_a_task_uses_is_added_up_and_begins_anew_everywhere(valkey, prefix)
             for _ in range(5):
                 for each, book in pairs:
                     book.pour(10, 2)
-                    each.sharing.books.pour(book, 10, 2)
+                    each.sharing.books.tell(book)
                 await asyncio.sleep(0.02)
             for each, book in pairs:
                 await until(lambda e=each, b=book: reads(e, b, (100, 20)))
 
             here.clear()
-            one.sharing.books.clear(here)
+            one.sharing.books.tell(here)
             here.pour(3, 1)
-            one.sharing.books.pour(here, 3, 1)
+            one.sharing.books.tell(here)
             await until(lambda: reads(two, there, (3, 1)))
             assert (here.tokens, here.money) == (3, 1)
 
@@ -321,15 +322,15 @@ def test_while_the_store_is_away_nothing_is_told_twice_and_memory_is_bounded(pre
     async def away(server, one):
         book = Spending(name=78, lasts=60 * SECOND)
         book.pour(10, 0)
-        one.sharing.books.pour(book, 10, 0)
+        one.sharing.books.tell(book)
         await until(lambda: reads(one, book, (10, 0)))
         await until(lambda: len(one.sharing.books) == 0)
         server.process.kill()
         for number in range(MOST_PENDING + 500):
-            one.sharing.books.pour(Spending(name=1_000 + number), 1, 0)
+            one.sharing.books.tell(Spending(name=1_000 + number))
         assert len(one.sharing.books) <= MOST_PENDING
         book.pour(10, 0)
-        one.sharing.books.pour(book, 10, 0)
+        one.sharing.books.tell(book)
         assert await soon(lambda: len(one.sharing.books) == 0) < 5
         assert book.tokens == 20
 

@@ -14,7 +14,7 @@ import redis
 import uvloop
 
 from gateway.admission.core import Admit, Outcome
-from gateway.admission.fleet import Addition, Listing, RedisLink
+from gateway.admission.fleet import Addition, Entry, Listing, RedisLink
 from tests.fixtures.ports import free_port
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.integration.fleet import desk, servers
@@ -90,6 +90,13 @@ def test_what_gateways_count_together_is_counted_over_a_cluster(cluster, prefix)
                 for n in range(12)
             ]
             assert await link.extend(lists) == [[b"a%d" % n, b"b"] for n in range(12)]
+            entries = [
+                Entry(key=f"{prefix}e{n}", own={"a": b"%d" % n}, missing={"b": b"1"}, ttl_s=60)
+                for n in range(12)
+            ]
+            assert await link.enter(entries) == [{b"a": b"%d" % n, b"b": b"1"} for n in range(12)]
+            others = [replace(one, own={}, missing={"a": b"-"}) for one in entries]
+            assert await link.enter(others) == [{b"a": b"%d" % n, b"b": b"1"} for n in range(12)]
             only_read = [replace(one, items=[]) for one in lists]
             assert await link.extend(only_read) == [[b"a%d" % n, b"b"] for n in range(12)]
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from gateway.resilience import loops
+from gateway.resilience.books import Spending
 from gateway.resilience.loops import (
     KEPT_CALLS,
     SKETCH,
@@ -13,7 +14,6 @@ from gateway.resilience.loops import (
     LoopRules,
     Pending,
     Rule,
-    Spending,
     Stretch,
     Turn,
     Verdict,
@@ -341,38 +341,6 @@ def test_a_correction_never_makes_an_amount_negative():
     spending.clear()
     spending.pour(-10, -10)
     assert (spending.tokens, spending.money) == (0, 0)
-
-
-def test_what_others_use_of_a_book_counts_once():
-    here, there = Spending(), Spending()
-    here.pour(100, 10)
-    here.heard(1, 100, 10, told=(100, 10), turn=0)
-    there.pour(30, 3)
-    there.heard(1, 130, 13, told=(30, 3), turn=0)
-    assert (there.tokens, there.money) == (130, 13)
-    here.pour(-40, -4)  # an estimate is corrected, and meanwhile more is used elsewhere
-    here.pour(5, 1)
-    here.heard(1, 95, 10, told=(-35, -3), turn=0)
-    assert (here.tokens, here.money) == (95, 10)
-    there.heard(1, 95, 10, told=(0, 0), turn=0)
-    assert (there.tokens, there.money) == (95, 10)
-
-
-def test_a_stretch_that_began_anew_elsewhere_takes_what_was_heard_of_the_old_one():
-    here = Spending()
-    here.pour(100, 10)
-    here.heard(1, 500, 50, told=(100, 10), turn=0)
-    here.pour(7, 1)
-    here.heard(1, 7, 1, told=(7, 1), turn=0)
-    assert (here.tokens, here.money) == (7, 1)
-
-
-def test_news_of_a_former_stretch_is_ignored():
-    here = Spending()
-    here.pour(100, 10)
-    here.clear()
-    here.heard(1, 500, 50, told=(100, 10), turn=0)
-    assert (here.tokens, here.money) == (0, 0)
 
 
 def test_rules_without_amounts_need_no_meter():
