@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gateway.call import BROKEN, COMPLETE, Call, End, Kind, Reply, Service, VerdictNote
 from gateway.errors import BreakerOpen, UpstreamFault
 from gateway.resilience.breaker import MOST_UNDECIDED, Allow, Breaker, State, Trip, spent_for
+from gateway.resilience.probes import LOOK, Elsewhere, OwnProbes
 from gateway.units import MICRO, Micros, Mode, Rng
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from gateway.clock import Clock
     from gateway.resilience.breaker import BreakerRules
+    from gateway.resilience.probes import Lease, Probes
 
 MAX_BREAKERS = 10_000
 """Scopes remembered; the least recently used closed one is forgotten first."""
@@ -39,9 +41,10 @@ class Breakers:
     Attributes:
         on_change: Called with scope and breaker after every change of state, for metrics and log.
         on_failure: Called with scope and breaker of every failure counted, for metrics and fleet.
+        probes: Where a probe asks for its place; the fleet's, where there is one.
     """
 
-    __slots__ = ("_by_scope", "_inside", "_waiting", "on_change", "on_failure")
+    __slots__ = ("_by_scope", "_inside", "_waiting", "on_change", "on_failure", "probes")
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Breakers:
         self._inside: dict[str, dict[_Attempt, None]] = {}
         self.on_change = on_change
         self.on_failure = on_failure
+        self.probes: Probes = OwnProbes()
 
     def of(self, scope: str, rules: BreakerRules) -> Breaker:
         """The breaker of this scope, made when first asked for."""
@@ -100,6 +104,12 @@ class Breakers:
                 for inside in list(self._inside.get(scope, ())):
                     inside.evict()
         self.wake(scope)
+
+    def vacated(self, scope: str) -> None:
+        """The place of the fleet's probe is free: whoever waited for that asks again."""
+        breaker = self._by_scope.get(scope)
+        if breaker is not None and breaker.vacated():
+            self.wake(scope)
 
     def wake(self, scope: str) -> None:
         """Whoever waits for this scope asks again, the most urgent first."""
@@ -158,22 +168,23 @@ class _Attempt:
     """One attempt behind a breaker: while it waits it can be taken out; it tells once how it ended.
 
     Attributes:
+        lease: Of the probe that it is; None: it is an ordinary one.
         reply: What it was answered with.
     """
 
     __slots__ = (
-        "_call", "_task", "breaker", "breakers", "clock", "evicted", "probe", "reply", "rng",
+        "_call", "_task", "breaker", "breakers", "clock", "evicted", "lease", "reply", "rng",
         "scope", "told",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - in order: where, who, and what it tells with
-        self, breakers: Breakers, breaker: Breaker, scope: str, call: Call, probe: int,
+        self, breakers: Breakers, breaker: Breaker, scope: str, call: Call, lease: Lease | None,
         clock: Clock, rng: Rng,
     ) -> None:  # fmt: skip
         self.breakers = breakers
         self.breaker = breaker
         self.scope = scope
-        self.probe = probe
+        self.lease = lease
         self.clock = clock
         self.rng = rng
         self.told = False
@@ -197,10 +208,18 @@ class _Attempt:
         """Whether the cancellation that arrived is ours alone: not a client leaving as well."""
         return self.evicted and self._task is not None and self._task.uncancel() == 0
 
+    @property
+    def _probe(self) -> int:
+        """The number of the probe that it is, 0 for an ordinary one."""
+        return 0 if self.lease is None else self.lease.probe
+
     def _tell(self, before: int, changed: bool) -> None:  # noqa: FBT001 - private
+        """The breaker has heard the verdict: so do those who wait for it, here and elsewhere."""
+        if self.lease is not None:
+            self.lease.free(self.breaker.handed_on(now=self.clock.now()))
         if changed or self.breaker.version != before:
             self.breakers.changed(self.scope)
-        elif self.probe or self.breaker.easing:
+        elif self.lease is not None or self.breaker.easing:
             self.breakers.wake(self.scope)
 
     def failed(self, reason: str, hint: Micros | None = None) -> None:
@@ -212,7 +231,7 @@ class _Attempt:
             self.breakers.on_failure(self.scope, self.breaker)
         before = self.breaker.version
         changed = self.breaker.failed(
-            now=self.clock.now(), rng=self.rng, reason=reason, hint=hint, probe=self.probe,
+            now=self.clock.now(), rng=self.rng, reason=reason, hint=hint, probe=self._probe,
             undecided=self.breakers.undecided(self.scope),
         )  # fmt: skip
         self._tell(before, changed)
@@ -231,7 +250,7 @@ class _Attempt:
         elif kind in SPENT:
             self.told = True
             before = self.breaker.version
-            self.breaker.aborted(probe=self.probe)
+            self.breaker.aborted(probe=self._probe)
             if not reply.spares_pool:  # no other credential is left to serve
                 stated = reply.retry_after
                 reason = f"{kind.value} {reply.code}".rstrip()
@@ -243,7 +262,7 @@ class _Attempt:
             changed = self.breaker.refused_for_quota(
                 key=reply.code or str(reply.status),
                 blocked_until=now + min(reply.retry_after or MICRO, 300 * MICRO),
-                probe=self.probe,
+                probe=self._probe,
             )
             self._tell(before, changed)
         else:
@@ -254,10 +273,8 @@ class _Attempt:
         if self.told:
             return
         self.told = True
-        if self.probe:
-            self.breaker.aborted(probe=self.probe)
-        if self.probe or self.breaker.easing:
-            self.breakers.wake(self.scope)
+        self.breaker.aborted(probe=self._probe)
+        self._tell(self.breaker.version, changed=False)
 
     def ended(self, end: End) -> None:
         """The body of a good answer is over; an error inside it has given it a kind."""
@@ -268,13 +285,13 @@ class _Attempt:
             self.answered(reply)
         elif end is COMPLETE or reply.terminal:
             self.told = True
-            if not self.probe:  # its head has counted; only a probe's end can close a breaker
-                self.breaker.started()
+            if self.lease is None:
+                self.breaker.ended()
                 if self.breaker.easing:
                     self.breakers.wake(self.scope)
                 return
             before = self.breaker.version
-            changed = self.breaker.succeeded(now=self.clock.now(), probe=self.probe, begun=True)
+            changed = self.breaker.probed(now=self.clock.now(), probe=self._probe)
             self._tell(before, changed)
         elif end in BROKEN:
             self.failed(end.value)
@@ -324,10 +341,10 @@ class Tripping:
                 return await inner(call)
             breaker = self._breakers.of(deployment.id, rules)
             while True:
-                probe = 0
+                lease = None
                 if breaker.state is not CLOSED or breaker.easing:
-                    probe = await self._permission(call, breaker, deployment.id)
-                reply = await self._watched(inner, call, breaker, probe)
+                    lease = await self._permission(call, breaker, deployment.id)
+                reply = await self._watched(inner, call, breaker, lease)
                 if reply is not None:
                     return reply
                 now = self._clock.now()
@@ -338,13 +355,13 @@ class Tripping:
         return serve
 
     async def _watched(
-        self, inner: Service, call: Call, breaker: Breaker, probe: int
+        self, inner: Service, call: Call, breaker: Breaker, lease: Lease | None
     ) -> Reply | None:
         """The reply; None where the breaker opened while the call had not been sent."""
         assert call.deployment is not None  # noqa: S101 - checked by the caller
         scope = call.deployment.id
         breakers = self._breakers
-        tried = _Attempt(breakers, breaker, scope, call, probe, self._clock, self._rng)
+        tried = _Attempt(breakers, breaker, scope, call, lease, self._clock, self._rng)
         call.sent = False  # an attempt before this one may have been
         breakers.enter(scope, tried)
         try:
@@ -373,8 +390,8 @@ class Tripping:
         reply.on_close(tried.ended)
         return reply
 
-    async def _permission(self, call: Call, breaker: Breaker, scope: str) -> int:
-        """The number of the probe this call is, 0 for an ordinary call."""
+    async def _permission(self, call: Call, breaker: Breaker, scope: str) -> Lease | None:
+        """The lease of the probe that this call is, None for an ordinary call."""
         mode = call.snapshot.breaker.mode
         while True:
             now = self._clock.now()
@@ -383,21 +400,48 @@ class Tripping:
             if breaker.version != version:
                 self._breakers.changed(scope)
             if isinstance(ruling, Allow):
+                if ruling.probe:
+                    lease = await self._lease(call, breaker, scope, ruling.probe)
+                    if lease is not None:
+                        return lease
+                    continue
                 crowded = breaker.crowded(self._breakers.under_way(scope), now=now)
-                if ruling.probe or crowded is None or mode is Mode.SHADOW:
-                    return ruling.probe
+                if crowded is None or mode is Mode.SHADOW:
+                    return None
                 ruling = crowded
             if mode is Mode.SHADOW:
                 call.notes.append(VerdictNote("trip", "shadow", ruling.because, now, ruling.reason))
-                return 0
+                return None
             if not ruling.sick and not call.rungs_left and breaker.state is State.OPEN:
-                return 0  # the pool holds the quota's queue; this breaker only starts ladders
+                return None  # the pool holds the quota's queue; this breaker only starts ladders
             if self._gives_up(call, breaker, ruling, now):
                 call.notes.append(VerdictNote("trip", "open", ruling.because, now, ruling.reason))
                 raise refusal(ruling, scope, now=now)
             lane = call.tier.number if call.tier is not None else 0
             until = min(ruling.until, call.deadline)
             await self._breakers.wait(scope, lane, until=until, clock=self._clock)
+
+    async def _lease(self, call: Call, breaker: Breaker, scope: str, probe: int) -> Lease | None:
+        """The lease of that probe; None where it does not go: the breaker says why if asked."""
+        breakers, clock, lasts = self._breakers, self._clock, call.snapshot.breaker.probe_lease
+        lease = breakers.probes.ask(scope, probe, lasts)
+        breaker.kept(probe, until=clock.now() + LOOK)  # who waits for the answer looks again then
+        try:
+            answer = await lease.answered()
+        except BaseException:
+            lease.free(None)
+            breaker.aborted(probe=probe)
+            breakers.wake(scope)
+            raise
+        now = clock.now()
+        if isinstance(answer, Elsewhere):
+            lease.free(None)
+            breaker.yielded(probe, until=now + answer.left)
+            return None
+        if not breaker.kept(probe, until=now + lasts, good=answer.good):
+            lease.free(None)  # it was opened, shut or closed meanwhile
+            return None
+        return lease
 
     def _gives_up(self, call: Call, breaker: Breaker, ruling: Trip, now: Micros) -> bool:
         """Whether the call leaves for another rung, a hold or its caller instead of waiting."""

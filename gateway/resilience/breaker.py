@@ -8,6 +8,7 @@ callers away; a pool cut by quota is not sick, its breaker only starts the ladde
     open ──until passed──▶ half_open ──3 good probes in a row──▶ closed      (sick)
     open ──until passed──▶ closed; one more identical refusal opens again    (quota)
     half_open ──bad probe──▶ open (delay continues, decorrelated, at most `cap`)
+    half_open ──probe without verdict, or silent for `probe_lease`──▶ half_open, next probe
     any ──period, money, last credential out──▶ shut ──reset time, new credential──▶ half_open
 
 A sick breaker that has closed lets calls in slowly: whoever waited for it would otherwise arrive at
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
+from gateway.resilience.probes import Handed
 from gateway.units import MICRO, Micros, Mode, Rng, RuleId
 
 FAST_CELLS = 20
@@ -38,6 +40,10 @@ LONGEST_SHUT: Micros = 25 * 3_600 * MICRO
 EASE: Micros = 10 * MICRO
 EASED = 64
 """How long a breaker that has just closed lets calls in slowly, and up to how many at once."""
+SETTLES: Micros = MICRO
+"""How long after a probe closed or shut it nobody in a fleet is to probe: news takes no longer."""
+ELSEWHERE = -1
+"""Stands for the number of a probe that another gateway has under way."""
 FOREVER: Micros = 1 << 62
 """Until an operator or a new configuration says otherwise."""
 
@@ -51,7 +57,7 @@ class BreakerRules:
         slow_window, slow_volume, slow_ratio_ppm: Trickle of failures.
         in_a_row, in_a_row_within: Consecutive failures that trip at once.
         identical_quota: Identical quota refusals in a row that start the ladder.
-        probes: Good probes in a row that close it; one is under way at a time.
+        probes: Good probes in a row that close it; one is under way at a time, in a whole fleet.
         probe_lease: A probe silent for so long frees its place without a verdict.
         base, cap: Smallest and largest time open.
     """
@@ -304,6 +310,42 @@ class Breaker:
             until=self.until, reason=self.reason, because=self._rules.because, sick=self.sick
         )
 
+    # --- the probe's place in a fleet ------------------------------------------------------------
+
+    def kept(self, probe: int, *, until: Micros, good: int | None = None) -> bool:
+        """The probe has its place until then; False where it is not the one any more.
+
+        Args:
+            probe: As `ask` numbered it.
+            until: When the place is free in any case.
+            good: Good probes in a row before it, as the fleet counts; None: as counted here.
+        """
+        if self.state is not State.HALF_OPEN or probe != self._probe:
+            return False
+        self._probe_ends = until
+        if good is not None:
+            self._good_probes = good
+        return True
+
+    def yielded(self, probe: int, *, until: Micros) -> None:
+        """Another gateway's probe is under way: nobody goes before then, or before `vacated`."""
+        if probe == self._probe:
+            self._probe, self._probe_ends = ELSEWHERE, until
+
+    def vacated(self) -> bool:
+        """Another gateway's probe is over. Whether it was waited for here."""
+        if self._probe != ELSEWHERE:
+            return False
+        self._probe = 0
+        return True
+
+    def handed_on(self, *, now: Micros) -> Handed:
+        """What a probe leaves to the next, once its verdict, or that there is none, was told."""
+        if self.state is State.HALF_OPEN:
+            return Handed(good=self._good_probes)
+        rest = self.until - now if self.state is State.OPEN else SETTLES
+        return Handed(good=0, rest=max(0, rest))
+
     # --- telling ---------------------------------------------------------------------------------
 
     def started(self, *, now: Micros | None = None) -> None:
@@ -313,10 +355,15 @@ class Breaker:
         a refusal after ten milliseconds: were only ends counted, one refusal in a hundred would
         open the breaker whenever streams begin anew. Should it fail later, that counts as well.
         """
-        self._quota_run = 0
+        self._quota_run = 0  # as `ended`, without the call: this is every call's head
         self._quota = ""
         if now is not None:
             self._good(now)
+
+    def ended(self) -> None:
+        """A good answer is over that was no probe: its head has counted, this adds nothing."""
+        self._quota_run = 0
+        self._quota = ""
 
     def _good(self, now: Micros) -> None:
         self.goods += 1
@@ -334,21 +381,23 @@ class Breaker:
             probe: The probe this call was, 0 for none.
             begun: Its head was counted as good already.
         """
-        self._quota_run = 0
-        self._quota = ""
         if not begun:
             self._good(now)
-        if not probe or self.state is not State.HALF_OPEN or probe != self._probe:
+        if probe:
+            return self.probed(now=now, probe=probe)
+        self.ended()
+        return False
+
+    def probed(self, *, now: Micros, probe: int) -> bool:
+        """A probe whose head was good reached its terminal event. Whether it closed the breaker."""
+        self.ended()
+        if self.state is not State.HALF_OPEN or probe != self._probe:
             return False
         self._probe = 0
         self._good_probes += 1
         if self._good_probes < self._rules.probes:
             return False
-        self._delay = 0
-        self._forget()
-        self._become(State.CLOSED, until=0, reason="")
-        self.closed_at = now
-        self.easing = self._rules.probes
+        self._close(now)
         return True
 
     def failed(
@@ -428,10 +477,20 @@ class Breaker:
         self._good_probes = 0
         self._become(state, until=until, reason=reason)
         if state is State.CLOSED:
-            self._delay = 0
-            self._row = 0
-            self.started()
-            self._forget()
+            self._forgive()
+
+    def resumed(self, *, now: Micros) -> None:
+        """The last good probe of the fleet closed it, elsewhere: as if it had been our own."""
+        self._probe = 0
+        self._good_probes = 0
+        self._close(now)
+
+    def _forgive(self) -> None:
+        """Nothing that was counted before speaks against it."""
+        self._delay = 0
+        self._row = 0
+        self.ended()
+        self._forget()
 
     def _forget(self) -> None:
         self._fast.clear()
@@ -492,6 +551,13 @@ class Breaker:
         wait = max(self._delay, min(hint or 0, rules.cap))
         self._become(State.OPEN, until=now + wait, reason=reason)
         return True
+
+    def _close(self, now: Micros) -> None:
+        """By good probes: calls are let in slowly."""
+        self._forgive()
+        self._become(State.CLOSED, until=0, reason="")
+        self.closed_at = now
+        self.easing = self._rules.probes
 
     def _become(self, state: State, *, until: Micros, reason: str) -> None:
         self.state, self.until, self.reason = state, until, reason

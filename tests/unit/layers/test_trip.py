@@ -9,6 +9,8 @@ from gateway.call import Bytes, Call, Dialect, End, Family, Fields, Kind, Reply
 from gateway.clock import LoopClock
 from gateway.errors import BreakerOpen, UpstreamUnreachable
 from gateway.layers.trip import Breakers, Tripping
+from gateway.resilience.breaker import State
+from gateway.resilience.probes import LOOK, Elsewhere, Handed, Lent
 from gateway.snapshot import BreakerRules, Deployment, Provider, Snapshot, Tier
 from gateway.units import MICRO
 from tests.sim.loop import run
@@ -298,3 +300,226 @@ def test_a_deployment_is_well_once_its_breaker_has_been_closed_for_half_a_minute
         return [*seen, breakers.well(RUNG.id, clock.now())]
 
     assert run(main()) == [True, False, True]
+
+
+# --- places lent by a fleet ---
+
+
+class Lending:
+    """A fleet that answers as it is told; see `resilience.probes.Probes`.
+
+    Attributes:
+        answers: What it says, in turn; the last for ever.
+        gate: Cleared: no answer comes.
+        asked: Scopes.
+        freed: What each lease was freed with.
+    """
+
+    def __init__(self, *answers) -> None:
+        self.answers = list(answers)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked: list[str] = []
+        self.freed: list[Handed | None] = []
+
+    def ask(self, scope, probe, lasts):
+        self.asked.append(scope)
+        return Place(self, probe)
+
+
+class Place:
+    def __init__(self, lending: Lending, probe: int) -> None:
+        self.lending = lending
+        self.probe = probe
+
+    async def answered(self):
+        await self.lending.gate.wait()
+        answers = self.lending.answers
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    def free(self, handed):
+        self.lending.freed.append(handed)
+
+
+async def sick(*answers) -> tuple[Breakers, Lending]:
+    """A breaker that has opened and may be probed, and the fleet that lends its place."""
+    breakers = Breakers()
+    lending = breakers.probes = Lending(*answers)
+    with pytest.raises(UpstreamUnreachable):
+        await layer(breakers)(away)(call())
+    await asyncio.sleep(2)
+    return breakers, lending
+
+
+def the_breaker(breakers: Breakers):
+    return next(breaker for _, breaker in breakers)
+
+
+def test_a_closed_breaker_asks_nobody_for_a_place():
+    async def main():
+        breakers = Breakers()
+        lending = breakers.probes = Lending(Elsewhere(left=1))
+        reply = await layer(breakers)(well)(call())
+        await reply.close(End.COMPLETE)
+        return lending.asked
+
+    assert run(main()) == []
+
+
+def test_the_last_good_probe_of_a_fleet_closes_the_breaker():
+    async def main():
+        breakers, lending = await sick(Lent(good=2))
+        reply = await layer(breakers)(well)(call())
+        assert lending.freed == []
+        await reply.close(End.COMPLETE)
+        return states(breakers), lending.asked, lending.freed
+
+    assert run(main()) == (["closed"], ["p/m"], [Handed(good=0, rest=MICRO)])
+
+
+def test_a_probe_that_is_not_the_last_hands_its_count_on():
+    async def main():
+        breakers, lending = await sick(Lent(good=1))
+        reply = await layer(breakers)(well)(call())
+        await reply.close(End.COMPLETE)
+        return states(breakers), lending.freed
+
+    assert run(main()) == (["half_open"], [Handed(good=2)])
+
+
+def test_a_bad_probe_hands_on_that_the_place_rests():
+    async def main():
+        breakers, lending = await sick(Lent(good=2))
+        with pytest.raises(UpstreamUnreachable):
+            await layer(breakers)(away)(call())
+        rest = the_breaker(breakers).until - the_clock().now()
+        return states(breakers), lending.freed == [Handed(good=0, rest=rest)]
+
+    assert run(main()) == (["open"], True)
+
+
+@pytest.mark.parametrize("kind", [Kind.CALLER, Kind.QUOTA, None])
+def test_a_probe_without_verdict_hands_on_what_it_was_lent(kind):
+    async def main():
+        breakers, lending = await sick(Lent(good=1))
+
+        async def inner(_call):
+            reply = Reply(status=400, headers=[], source=Bytes(b""))
+            reply.kind = kind
+            return reply
+
+        reply = await layer(breakers)(inner)(call())
+        await reply.close(End.COMPLETE if kind else End.CLIENT_GONE)
+        return states(breakers), lending.freed
+
+    assert run(main()) == (["half_open"], [Handed(good=1)])
+
+
+def test_a_probe_that_shuts_the_breaker_hands_on_nothing():
+    async def main():
+        breakers, lending = await sick(Lent(good=1))
+        reply = await layer(breakers)(spent())(call())
+        await reply.close(End.COMPLETE)
+        return states(breakers), lending.freed
+
+    assert run(main()) == (["shut"], [Handed(good=0, rest=MICRO)])
+
+
+def test_behind_a_probe_elsewhere_a_call_waits_until_it_may_look_again():
+    async def main():
+        breakers, lending = await sick(Elsewhere(left=3 * MICRO), Lent(good=0))
+        began = the_clock().now()
+        await layer(breakers)(well)(call())
+        return (the_clock().now() - began) / MICRO, len(lending.asked), lending.freed
+
+    waited, asked, freed = run(main())
+    assert waited == pytest.approx(3, abs=0.1)
+    assert asked == 2
+    assert freed == [None]
+
+
+def test_behind_a_probe_elsewhere_calls_wait_until_news_and_the_most_urgent_goes_first():
+    async def main():
+        breakers, lending = await sick(Elsewhere(left=3 * MICRO), Lent(good=0))
+        served: list[str] = []
+
+        async def inner(one: Call) -> Reply:
+            served.append(one.id)
+            return await well(one)
+
+        service = layer(breakers)(inner)
+        calls = [asyncio.ensure_future(service(call(n, lane=4 - n))) for n in range(3)]
+        await asyncio.sleep(1)
+        asked = len(lending.asked)
+        breakers.vacated("unheard of")
+        breakers.vacated("p/m")
+        await asyncio.sleep(0.1)
+        seen = list(served)
+        for one in calls:
+            one.cancel()
+        return asked, seen
+
+    assert run(main()) == (1, ["c2"])
+
+
+def test_with_a_rung_left_a_call_does_not_wait_for_a_probe_elsewhere():
+    async def main():
+        breakers, _ = await sick(Elsewhere(left=3 * MICRO))
+        began = the_clock().now()
+        with pytest.raises(BreakerOpen):
+            await layer(breakers)(well)(call(rungs_left=1))
+        return the_clock().now() - began
+
+    assert run(main()) == 0
+
+
+def test_whoever_leaves_while_a_place_is_asked_for_gives_it_back_and_the_next_one_asks():
+    async def main():
+        breakers, lending = await sick(Lent(good=0))
+        lending.gate.clear()
+        service = layer(breakers)(well)
+        first = asyncio.ensure_future(service(call(1)))
+        second = asyncio.ensure_future(service(call(2)))
+        await asyncio.sleep(0.1)
+        assert len(lending.asked) == 1
+        first.cancel()
+        await asyncio.sleep(0.1)
+        seen = len(lending.asked), list(lending.freed)
+        lending.gate.set()
+        return seen, (await second).status
+
+    assert run(main()) == ((2, [None]), 200)
+
+
+@pytest.mark.parametrize(("state", "served"), [(State.CLOSED, True), (State.OPEN, False)])
+def test_a_place_that_comes_when_the_breaker_has_changed_is_given_back(state, served):
+    async def main():
+        breakers, lending = await sick(Lent(good=0))
+        lending.gate.clear()
+        waiting = asyncio.ensure_future(layer(breakers)(well)(call()))
+        await asyncio.sleep(0.1)
+        until = the_clock().now() + 30 * MICRO
+        the_breaker(breakers).told(state, until=until, reason="the fleet")
+        breakers.changed("p/m")
+        lending.gate.set()
+        await asyncio.sleep(0.1)
+        seen = waiting.done(), lending.freed, len(lending.asked)
+        waiting.cancel()
+        return seen
+
+    assert run(main()) == (served, [None], 1)
+
+
+def test_calls_behind_one_that_asks_for_a_place_look_again_soon_if_it_never_hears():
+    async def main():
+        breakers, lending = await sick(Lent(good=0))
+        lending.gate.clear()
+        service = layer(breakers)(well)
+        calls = [asyncio.ensure_future(service(call(n))) for n in range(3)]
+        await asyncio.sleep(LOOK / MICRO + 0.2)
+        asked = len(lending.asked)
+        for one in calls:
+            one.cancel()
+        return asked
+
+    assert run(main()) == 2

@@ -8,6 +8,7 @@ from gateway.resilience.breaker import (
     EASE,
     EASED,
     FOREVER,
+    SETTLES,
     Allow,
     Breaker,
     BreakerRules,
@@ -15,6 +16,7 @@ from gateway.resilience.breaker import (
     State,
     Trip,
 )
+from gateway.resilience.probes import Handed
 from gateway.units import MICRO
 
 RULES = BreakerRules()
@@ -271,3 +273,103 @@ def test_a_breaker_that_closes_forgets_what_the_fleet_saw():
     breaker.heard(0, 7, Results(0, 30))
     breaker.told(State.CLOSED, until=0, reason="operator")
     assert not breaker.together(now=0, rng=RNG)
+
+
+# --- probes of a fleet ---
+
+
+def test_a_probe_counts_on_from_what_the_fleet_has_counted():
+    breaker, probe = half_open()
+    now = breaker.until
+    assert breaker.kept(probe, until=now + 9, good=2)
+    assert breaker.handed_on(now=now) == Handed(good=2)
+    assert breaker.probed(now=now, probe=probe)
+    assert breaker.state is State.CLOSED
+    assert breaker.handed_on(now=now) == Handed(good=0, rest=SETTLES)
+
+
+def test_without_a_word_of_the_fleet_a_probe_counts_on_from_its_own():
+    breaker, probe = half_open()
+    now = breaker.until
+    assert breaker.kept(probe, until=now + 9, good=1)
+    breaker.probed(now=now, probe=probe)
+    ruling = breaker.ask(now=now)
+    assert breaker.kept(ruling.probe, until=now + 9)
+    assert breaker.probed(now=now, probe=ruling.probe)
+
+
+def test_a_place_is_kept_until_then_and_no_longer():
+    breaker, probe = half_open()
+    now = breaker.until
+    breaker.kept(probe, until=now + 9)
+    assert isinstance(breaker.ask(now=now + 8), Trip)
+    assert isinstance(breaker.ask(now=now + 9), Allow)
+    assert not breaker.kept(probe, until=now + 99), "another probe has it"
+
+
+@pytest.mark.parametrize("state", [State.OPEN, State.SHUT, State.CLOSED])
+def test_a_place_whose_breaker_changed_meanwhile_is_not_kept(state):
+    breaker, probe = half_open()
+    breaker.told(state, until=FOREVER, reason="the fleet")
+    assert not breaker.kept(probe, until=FOREVER, good=2)
+
+
+def test_while_another_gateway_probes_nobody_here_does_until_then_or_until_it_is_over():
+    breaker, probe = half_open()
+    now = breaker.until
+    breaker.yielded(probe, until=now + 9)
+    ruling = breaker.ask(now=now + 8)
+    assert isinstance(ruling, Trip)
+    assert ruling.until == now + 9
+    assert isinstance(breaker.peek(now=now + 8), Trip)
+    assert breaker.vacated()
+    assert not breaker.vacated(), "nobody waits for it any more"
+    ours = breaker.ask(now=now + 8)
+    assert isinstance(ours, Allow)
+    assert not breaker.vacated(), "our own probe is not over because of news"
+    breaker.yielded(probe, until=now + 99)  # of one that has no place any more
+    assert breaker.kept(ours.probe, until=now + 9)
+    breaker.yielded(ours.probe, until=now + 20)
+    assert isinstance(breaker.ask(now=now + 20), Allow)
+
+
+def test_a_probe_that_was_yielded_says_nothing_any_more():
+    breaker, probe = half_open()
+    now = breaker.until
+    breaker.yielded(probe, until=now + 9)
+    breaker.aborted(probe=probe)
+    assert not breaker.probed(now=now, probe=probe)
+    assert not breaker.failed(now=now, rng=RNG, reason="late", probe=probe)
+    assert isinstance(breaker.ask(now=now + 8), Trip)
+    assert breaker.handed_on(now=now) == Handed(good=0)
+
+
+def test_a_bad_probe_leaves_no_good_ones_and_a_place_that_rests_while_it_is_open():
+    breaker, probe = half_open()
+    now = breaker.until
+    breaker.kept(probe, until=now + 9, good=2)
+    breaker.failed(now=now, rng=RNG, reason="fault", probe=probe)
+    assert breaker.handed_on(now=now) == Handed(good=0, rest=breaker.until - now)
+    assert breaker.handed_on(now=breaker.until + 5) == Handed(good=0)
+    breaker.shut(until=FOREVER, reason="money")
+    assert breaker.handed_on(now=now) == Handed(good=0, rest=SETTLES)
+
+
+def test_a_breaker_that_another_gateway_closed_lets_calls_in_slowly_as_well():
+    breaker, _ = half_open()
+    now = breaker.until + 7
+    breaker.resumed(now=now)
+    assert breaker.state is State.CLOSED
+    assert breaker.closed_at == now
+    assert breaker.crowded(RULES.probes, now=now) is not None
+    assert breaker.crowded(RULES.probes - 1, now=now) is None
+    for _ in range(RULES.in_a_row - 1):
+        assert not breaker.failed(now=now, rng=RNG, reason="fault"), "old failures are forgiven"
+
+
+def test_the_end_of_a_good_answer_ends_a_run_of_quota_refusals():
+    breaker = Breaker(RULES)
+    for _ in range(2):
+        breaker.refused_for_quota(key="tokens", blocked_until=MICRO)
+    breaker.ended()
+    assert not breaker.refused_for_quota(key="tokens", blocked_until=MICRO)
