@@ -246,6 +246,7 @@ class Machine:
         self.loops.fleet = fleet
         fleet.books.known = self.loops.books
         self.guards.repeats.fleet = fleet.lists
+        self.breakers.probes = fleet.probes
         fleet.connect(
             self.breakers, lambda: self.watch.current.breaker, self.watch.poke, self._begin_anew
         )

@@ -1,12 +1,13 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
 Limits, queues and budgets are pools (`admission/shared.py`). In the store what loops and tasks use
-is added up (`loop_books.py`), what agents did lately listed (`loop_lists.py`), and failures of
-deployments counted (`fleet_results.py`). Everything else is *news*: a breaker that opened, a
-credential that was revoked, a policy that was edited, loops that may begin anew, a tool session
-that is used or was ended. News is published, and kept for those who were away; it arrives within a
-second and is decided upon by each process alone while the store is away. Nothing here is needed for
-a right decision, only for an early one.
+is added up (`loop_books.py`), what agents did lately listed (`loop_lists.py`), failures of
+deployments counted (`fleet_results.py`), and leases of their probes kept (`fleet_probes.py`).
+Everything else is *news*: a breaker that opened, a probe that is over, a credential that was
+revoked, a policy that was edited, loops that may begin anew, a tool session that is used or was
+ended. News is published, and kept for those who were away; it arrives within a second and is
+decided upon by each process alone while the store is away. Nothing here is needed for a right
+decision, only for an early one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import orjson
 from gateway.admission.fleet import FAULTS, RedisLink
 from gateway.admission.remote import TIMEOUT, FailMode
 from gateway.admission.shared import SharedStore
+from gateway.fleet_probes import FleetProbes
 from gateway.fleet_results import FleetResults
 from gateway.loop_books import LoopBooks
 from gateway.loop_lists import LoopLists
@@ -52,7 +54,7 @@ LOSS_PAUSE: Micros = 500_000
 MOST_REVOKED = 100_000
 MOST_SHOWN = 100
 TOLD = frozenset({State.CLOSED, State.OPEN, State.SHUT})
-"""States that one process tells the others; whom it probes with is its own affair."""
+"""States that one process tells the others; who probes is agreed upon by leases."""
 
 
 class Sharing:
@@ -63,6 +65,7 @@ class Sharing:
         books: For what loops and tasks use.
         lists: For what agents did lately.
         results: For failures of deployments.
+        probes: For probes of open breakers.
         revoked: Ids of principals that are refused, whatever policy says.
         clock: Of this process.
         server: Name and version of the store, "" while it has never answered.
@@ -100,6 +103,10 @@ class Sharing:
         self.results = FleetResults(
             self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away,
             judge=self._judge,
+        )  # fmt: skip
+        self.probes = FleetProbes(
+            self.link, clock, prefix=prefix, gateway=gateway, channel=self.store.news,
+            faults=FAULTS, away=lambda: self.store.away,
         )  # fmt: skip
         self.revoked: set[str] = set()
         self.server = ""
@@ -176,7 +183,8 @@ class Sharing:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             beside = [
-                tasks.create_task(one.run()) for one in (self.books, self.lists, self.results)
+                tasks.create_task(one.run())
+                for one in (self.books, self.lists, self.results, self.probes)
             ]
             try:
                 await self.store.run(lambda: self._spawn(self._catch_up()))
@@ -205,6 +213,7 @@ class Sharing:
             "for": -1 if breaker.until >= FOREVER else max(0, left), "at": at,
         }  # fmt: skip
         self._tell("breaker", scope, item)
+        self.probes.void(scope)
 
     def breaker_failed(self, scope: str, breaker: Breaker) -> None:
         """One of our attempts failed: the fleet counts it."""
@@ -296,6 +305,8 @@ class Sharing:
             kind, name, by, at = news["kind"], str(news["name"]), news["by"], int(news["at"])
             if kind == "revoked":
                 self._revoke(name)
+            elif kind == "probe":
+                self._vacated(name)
             elif by != self.store.gateway and kind == "breaker":
                 self._apply(name, news, at)
             elif by != self.store.gateway and kind == "policy" and self._on_policy is not None:
@@ -316,6 +327,12 @@ class Sharing:
             self.revoked.add(principal)
             logger.warning("revoked", extra={"principal": principal})
 
+    def _vacated(self, scope: str) -> None:
+        """A probe is over, and whoever waits may be the next; our own waiters as well."""
+        self.probes.heard(scope)
+        if self._breakers is not None:
+            self._breakers.vacated(scope)
+
     def _apply(self, scope: str, news: dict[str, Any], at: int) -> None:
         """Another process's breaker is in that state: so is ours, unless ours changed later."""
         if self._breakers is None or self._rules is None or at <= self._changed.get(scope, 0):
@@ -327,8 +344,13 @@ class Sharing:
         if state is breaker.state or (state is not State.CLOSED and left >= 0 and left <= gone):
             return
         self._changed[scope] = at
-        breaker.told(state, until=0 if state is State.CLOSED else until, reason=str(news["reason"]))
-        breaker.sick = bool(news["sick"])
+        sick = bool(news["sick"])
+        if state is State.CLOSED and sick:
+            breaker.resumed(now=self.clock.now())
+        else:
+            until = 0 if state is State.CLOSED else until
+            breaker.told(state, until=until, reason=str(news["reason"]))
+        breaker.sick = sick
         self._hearing = scope
         try:
             self._breakers.changed(scope)

@@ -281,23 +281,37 @@ class RedisLink:
         self, base: str, batch: bytes, rules: bytes, channel: str, told: Told
     ) -> None:
         """Through the client of a cluster, which knows where the pool's slot lies."""
-        words = ("FCALL", self._name, 1, base, batch, rules, channel)
         try:
-            try:
-                answer = await self._client.execute_command(*words)
-            except exceptions.ResponseError as error:
-                if NOT_LOADED not in str(error).lower():
-                    raise
-                await self._load()
-                answer = await self._client.execute_command(*words)
+            answer = await self.run((self._name, self._source), base, batch, rules, channel)
         except FAULTS as error:
             told(error)
         else:
             told(answer)
 
-    async def _load(self) -> None:
+    async def run(self, library: tuple[str, bytes], key: str, *words: str | int | bytes) -> Any:  # noqa: ANN401 - what the function returns
+        """The answer of the library's function, which the server is taught if it lacks it.
+
+        Args:
+            library: Name of library and function, and the source; see `script.py`.
+            key: The one key it works on.
+            words: Its arguments.
+
+        Raises:
+            Any of `FAULTS`: It may have run or not.
+        """
+        name, source = library
+        command = ("FCALL", name, 1, key, *words)
         try:
-            await self._client.function_load(self._source)
+            return await self._client.execute_command(*command)
+        except exceptions.ResponseError as error:
+            if NOT_LOADED not in str(error).lower():
+                raise
+            await self._load(source)
+            return await self._client.execute_command(*command)
+
+    async def _load(self, source: bytes) -> None:
+        try:
+            await self._client.function_load(source)
         except exceptions.ResponseError as error:
             if "already exists" not in str(error):
                 raise

@@ -3,79 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from types import SimpleNamespace
 
 import pytest
 
-from gateway.admission.remote import FailMode
-from gateway.clock import LoopClock
 from gateway.errors import StoreUnavailable
 from gateway.gathering import MOST_PENDING, hear
-from gateway.layers.trip import Breakers
 from gateway.resilience.alternation import Step
 from gateway.resilience.books import Spending
-from gateway.resilience.breaker import BreakerRules, State
+from gateway.resilience.breaker import State
 from gateway.resilience.loops import LoopRules
 from gateway.resilience.repeats import Event, Exchanges, Print, Tally
-from gateway.sharing import Sharing
 from tests.fixtures.ports import free_port
-from tests.fixtures.waiting import Turns, until
+from tests.fixtures.waiting import until
 from tests.integration.fleet import servers
+from tests.integration.fleet.members import RULES, SECOND, member, soon, tell
 
 pytestmark = pytest.mark.integration
 
-RULES = BreakerRules()
 LOOPS = LoopRules()
-SECOND = 1_000_000
-
-
-@contextlib.asynccontextmanager
-async def member(url: str, prefix: str, name: str):
-    clock = LoopClock(precise=True)
-    sharing = Sharing(
-        url, clock=clock, rng=random.Random(1), gateway=name, prefix=prefix, mode=FailMode.LOCAL,
-        cold=False, stamp=int, on_mode=lambda _mode: None,
-    )  # fmt: skip
-    seen = SimpleNamespace(
-        sharing=sharing, clock=clock, policy=0, changes=[], loops=[], sessions=[], used=[]
-    )
-
-    def changed(scope, breaker):
-        seen.changes.append((scope, breaker.state))
-        sharing.breaker_changed(scope, breaker)
-
-    def policy():
-        seen.policy += 1
-
-    seen.breakers = Breakers(on_change=changed, on_failure=sharing.breaker_failed)
-    sharing.connect(seen.breakers, lambda: RULES, policy, seen.loops.append)
-    sharing.on_session = seen.sessions.append
-    sharing.on_session_used = seen.used.append
-    running = asyncio.create_task(sharing.run())
-    await asyncio.sleep(0.2)
-    try:
-        yield seen
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        await sharing.store.close()
-
-
-async def soon(fact) -> float:
-    """Seconds until the fact held, at most a second as promised."""
-    async with Turns() as turns:
-        await until(fact)
-        return turns.seconds
-
-
-def tell(one, scope: str, state: State, *, sick: bool = True, left: int = 20 * SECOND) -> None:
-    breaker = one.breakers.of(scope, RULES)
-    breaker.told(state, until=one.clock.now() + left, reason="five faults in a row")
-    breaker.sick = sick
-    one.breakers.changed(scope)
 
 
 def test_a_breaker_that_opens_is_open_everywhere_within_a_second(valkey, prefix):

@@ -15,10 +15,13 @@ import uvloop
 
 from gateway.admission.core import Admit, Outcome
 from gateway.admission.fleet import Addition, Entry, Listing, RedisLink
+from gateway.resilience.breaker import Allow, State
+from gateway.resilience.probes import Elsewhere, Handed, Lent
 from tests.fixtures.ports import free_port
 from tests.fixtures.waiting import PATIENCE_S, until
 from tests.integration.fleet import desk, servers
 from tests.integration.fleet.desk import SECOND, ask_of, spec_of, verdict
+from tests.integration.fleet.members import RULES, member
 
 pytestmark = pytest.mark.integration
 
@@ -105,6 +108,29 @@ def test_what_gateways_count_together_is_counted_over_a_cluster(cluster, prefix)
     asyncio.run(run())
 
 
+async def lent_and_back(url: str, prefix: str, scopes: list[str]) -> None:
+    """Two gateways lend each other the places of probes there."""
+    async with member(url, prefix, "one") as one, member(url, prefix, "two") as two:
+        for scope in scopes:
+            ours = one.sharing.probes.ask(scope, 1, 60 * SECOND)
+            assert await ours.answered() == Lent(good=0)
+            theirs = two.sharing.probes.ask(scope, 1, 60 * SECOND)
+            assert isinstance(await theirs.answered(), Elsewhere)
+            theirs.free(None)
+            breaker = two.breakers.of(scope, RULES)
+            breaker.told(State.HALF_OPEN, until=0, reason="")
+            breaker.yielded(breaker.ask(now=0).probe, until=60 * SECOND)
+            ours.free(Handed(good=1))
+            await until(lambda: isinstance(breaker.ask(now=1), Allow))  # noqa: B023
+            again = two.sharing.probes.ask(scope, 2, 60 * SECOND)
+            assert await again.answered() == Lent(good=1)
+            again.free(Handed(good=0))
+
+
+def test_places_of_probes_are_lent_over_a_cluster(cluster, prefix):
+    asyncio.run(lent_and_back(cluster, prefix, [f"p/m{n}" for n in range(9)]))
+
+
 @pytest.fixture(scope="module")
 def sentinel():
     """A primary, its replica, and one sentinel that may decide alone."""
@@ -125,6 +151,10 @@ def sentinel():
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
         yield primary, replica, f"redis+sentinel://127.0.0.1:{watcher.port}/tide"
+
+
+def test_places_of_probes_are_lent_by_the_primary_that_sentinels_name(sentinel, prefix):
+    asyncio.run(lent_and_back(sentinel[2], prefix, ["p/m"]))
 
 
 def test_after_a_failover_the_new_primary_goes_on(sentinel, prefix):
