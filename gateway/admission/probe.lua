@@ -1,4 +1,4 @@
--- The place of the one probe that a breaker of the fleet lets through (docs/adr/0059).
+-- The place of the one probe that a breaker of the fleet lets through (docs/adr/0061).
 --
 -- KEYS[1] is a hash: `by` the token of who has the place ('' nobody), `ends` when it is free in any
 -- case, in milliseconds of the store's clock, `good` the good probes in a row. The name before this
