@@ -5,7 +5,8 @@ Read in uvicorn 0.54, each reproduced by a test with raw sockets:
 * A head has no size limit and no deadline: a client may send header bytes for ever.
 * Trailers of a chunked body are appended to the *headers* of the scope, under the eyes of whoever
 has checked them already.
-* When a client that pipelined a second request leaves, only the second call hears of it.
+* When a client that pipelined a second request leaves, only the second call hears of it, and not
+even that while the first one waits: nothing is read then.
 * An answer cannot be broken off on purpose without an error in the log.
 * Whether the client is still there can only be learned by a task that waits in `receive`. Here a
   callback does it, which saves every call a task (about 15 microseconds).
@@ -57,6 +58,10 @@ _TOO_LARGE = (
     b'"type":"invalid_request_error","param":null,"code":"request_head_too_large"}}\n'
 )
 
+
+MOST_AHEAD = 8
+"""Requests that are read while the one before them is answered. With so many behind it, or a large
+body among them, nothing more is read, and a client that leaves is not heard until it is sent to."""
 
 MOST_PATHS = 256
 """Request targets whose parts are remembered; nearly all calls go to a handful."""
@@ -465,8 +470,9 @@ class Connection(HttpToolsProtocol):
         if former is None or former.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
+            if len(self.pipeline) >= MOST_AHEAD:
+                self.flow.pause_reading()
         # Trailers go the same way as headers: into this list. The scope keeps the other one.
         self.headers = _TRAILERS  # type: ignore[assignment]
 

@@ -624,6 +624,48 @@ def test_a_client_that_pipelined_and_left_ends_the_call_it_waits_for():
     run(main())
 
 
+@pytest.mark.parametrize("ahead", [1, connection.MOST_AHEAD - 1])
+def test_a_client_that_pipelines_while_its_call_waits_is_heard_when_it_leaves(ahead):
+    async def main():
+        async with serve("httptools", Answer(wait=2 * PATIENCE_S)) as served:
+            _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(post(CHAT_STREAM))
+            await until(lambda: served.service.inside)
+            [client] = served.server.server_state.connections
+            writer.write(post(CHAT_STREAM) * ahead)
+            await until(lambda: len(client.pipeline) == ahead)  # type: ignore[attr-defined]
+            writer.close()
+            async with Turns() as since:
+                await until(lambda: not served.edge.in_flight)
+                assert since.seconds < 1.5
+            assert served.service.cancelled == len(served.service.calls) == 1
+            await served.settled()
+
+    run(main())
+
+
+def test_what_is_pipelined_is_read_to_a_bound_and_all_of_it_answered():
+    many = 3 * connection.MOST_AHEAD
+
+    async def main():
+        async with serve("httptools", Answer(wait=0.5), Answer()) as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            for _ in range(many):
+                writer.write(post())
+                await asyncio.sleep(0.002)  # each is read by itself
+            [client] = served.server.server_state.connections
+            await until(lambda: client.flow.read_paused)  # type: ignore[attr-defined]
+            assert len(client.pipeline) <= connection.MOST_AHEAD  # type: ignore[attr-defined]
+            raw = b""
+            while raw.count(b"HTTP/1.1 200 OK") < many:
+                raw += await asyncio.wait_for(reader.read(65536), PATIENCE_S)
+            writer.close()
+            await served.settled()
+            assert len(served.service.calls) == many
+
+    run(main())
+
+
 @on_both
 def test_a_client_that_stops_reading_holds_the_upstream_back(http):
     async def main():
