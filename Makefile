@@ -15,8 +15,9 @@ test: $(VENV)/.ready
 explore: $(VENV)/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=explore
 
+# Most of it is waiting, so four at a time fill two cores; the files in the order of tests/conftest.py.
 integration: $(VENV)/.ready servers
-	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/acceptance -m "not clients" -n 4 --dist loadfile --no-loadscope-reorder
 
 # Redis beside the Valkey of the development environment, where this machine lets us install it.
 servers: $(VENV)/.ready

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from tests.cases import skips
 from tests.cases.accounts import Accounts
 from tests.cases.client import Request, call
-from tests.cases.player import Lane, NoHooks, Outcome, play_all
+from tests.cases.player import Lane, NoHooks, Outcome, play_all, solitary
 from tests.cases.store import Store
 from tests.cases.upstream import Upstream
 from tests.fixtures.ports import free_port
@@ -275,10 +275,15 @@ async def play_setups(
     only: Sequence[str] = (),
     lanes: int = 2,
     jobs: int = 8,
+    beside: int = 1,
     everything: bool = False,
     tell: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Play each variant in the set-up it needs; set-ups run one after the other."""
+    """Play each variant in the set-up it needs.
+
+    So many set-ups are there at a time (`beside`); one with a variant that nobody may disturb comes
+    after all others, alone.
+    """
     outcomes: list[Outcome] = []
     todo: dict[str, list[Variant]] = {}
     for variant in variants:
@@ -289,16 +294,39 @@ async def play_setups(
             outcomes.append(Outcome(variant=variant, skipped=why))
         else:
             todo.setdefault(variant.policy, []).append(variant)
-    for policy, chosen in todo.items():
-        count = min(lanes, 1 + len(chosen) // 12)
-        try:
-            async with lanes_of(policy, count) as made:
-                played = await play_all(chosen, made, jobs=jobs, tell=tell)
-                ends = tuple(why for lane in made if (why := lane.ended()))
-            outcomes += [replace(one, problems=(*one.problems, *ends)) for one in played]
-        except (NotStarted, OSError) as error:
-            problem = f"set-up {policy}: {error}"
-            for variant in chosen:
-                outcomes.append(Outcome(variant=variant, problems=(problem,)))
-                tell(outcomes[-1])
+    room = asyncio.Semaphore(beside)
+
+    async def play_one(policy: str, chosen: list[Variant]) -> None:
+        async with room:
+            outcomes.extend(await _play_setup(policy, chosen, lanes=lanes, jobs=jobs, tell=tell))
+
+    alone = {policy for policy, chosen in todo.items() if any(solitary(one) for one in chosen)}
+    async with asyncio.TaskGroup() as group:
+        for policy, chosen in todo.items():
+            if policy not in alone:
+                group.create_task(play_one(policy, chosen))
+    for policy in sorted(alone):
+        await play_one(policy, todo[policy])
     return outcomes
+
+
+async def _play_setup(
+    policy: str,
+    chosen: list[Variant],
+    *,
+    lanes: int,
+    jobs: int,
+    tell: Callable[[Outcome], None],
+) -> list[Outcome]:
+    try:
+        async with lanes_of(policy, min(lanes, 1 + len(chosen) // 12)) as made:
+            played = await play_all(chosen, made, jobs=jobs, tell=tell)
+            ends = tuple(why for lane in made if (why := lane.ended()))
+        return [replace(one, problems=(*one.problems, *ends)) for one in played]
+    except (NotStarted, OSError) as error:
+        failed = [
+            Outcome(variant=variant, problems=(f"set-up {policy}: {error}",)) for variant in chosen
+        ]
+        for one in failed:
+            tell(one)
+        return failed

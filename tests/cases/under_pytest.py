@@ -43,10 +43,12 @@ def collected(session: pytest.Session, module: str) -> list[form.Variant]:
     return list(found.values())
 
 
-def play(variants: Iterable[form.Variant], *, lanes: int, jobs: int) -> dict[str, Outcome]:
+def play(
+    variants: Iterable[form.Variant], *, lanes: int = 1, jobs: int, beside: int = 1
+) -> dict[str, Outcome]:
     """Play them in the set-ups they need; outcomes by name."""
-    outcomes = asyncio.run(setup.play_setups(variants, lanes=lanes, jobs=jobs))
-    return {outcome.variant.name: outcome for outcome in outcomes}
+    playing = setup.play_setups(variants, lanes=lanes, jobs=jobs, beside=beside)
+    return {outcome.variant.name: outcome for outcome in asyncio.run(playing)}
 
 
 def check(outcomes: dict[str, Outcome], variant: form.Variant) -> None:

@@ -19,8 +19,12 @@ PLAIN = under_pytest.parameters(lambda variant: variant.policy == "plain")
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> dict[str, Outcome]:
-    """Everything that was collected here, played on gateways started for it."""
-    return under_pytest.play(under_pytest.collected(request.session, __name__), lanes=3, jobs=9)
+    """Everything that was collected here, played on gateways started for it.
+
+    Six of them, because what looks at the shared books is played alone on its gateway and waits
+    for seconds until their page is a new one.
+    """
+    return under_pytest.play(under_pytest.collected(request.session, __name__), lanes=6, jobs=12)
 
 
 @pytest.mark.parametrize("variant", PLAIN)

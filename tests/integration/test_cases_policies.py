@@ -19,8 +19,8 @@ SPECIAL = under_pytest.parameters(lambda variant: variant.policy != "plain")
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> dict[str, Outcome]:
-    """Everything that was collected here; one set-up after the other, one gateway each."""
-    return under_pytest.play(under_pytest.collected(request.session, __name__), lanes=1, jobs=6)
+    """Everything that was collected here; three set-ups at a time, since most of it is waiting."""
+    return under_pytest.play(under_pytest.collected(request.session, __name__), jobs=6, beside=3)
 
 
 @pytest.mark.parametrize("variant", SPECIAL)
