@@ -45,8 +45,8 @@ class Lines(list[tuple[bytes, bytes]]):
     """The header lines of a request that is served, and what was derived of them alone.
 
     A client repeats its head from call to call, and the edge hands out the same lines then: what
-    was found out once holds again. Nobody changes them; who wants others makes a list. Only the
-    length among them may be an earlier request's: what the body is, `Call` and `framing.Head` say.
+    was found out once holds again. Nobody changes them; who wants others makes a list. The length
+    is not among them: what the body is, `Call` and `framing.Head` say.
 
     Attributes:
         said: Those that `SAYS` names.

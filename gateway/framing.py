@@ -74,8 +74,8 @@ class Head:
     """What the edge needs of a request head.
 
     Attributes:
-        kept: End-to-end headers: order, case of values and repeats as sent. Never changed; the
-            length among them may be an earlier request's (`Heads`), `length` is this one's.
+        kept: End-to-end headers but the length: order, case of values and repeats as sent. Never
+            changed: equal heads share them (`Heads`).
         length: Declared body bytes; None where none is declared.
         chunked: The body comes in chunks of unknown total.
         coding: Content coding in lower case, "" for none.
@@ -270,8 +270,11 @@ _READERS: dict[bytes, Callable[[Head, bytes], None]] = {
     b"expect": _expect,
 }
 
+_ENDS_HERE = HOP_BY_HOP | {b"expect", _LENGTH}
+"""What goes no further: the length is the head's (`Head.length`); it differs where lines do not."""
+
 _RULES = {
-    name: (name in _SINGLETONS, name not in HOP_BY_HOP and name != b"expect", _READERS.get(name))
+    name: (name in _SINGLETONS, name not in _ENDS_HERE, _READERS.get(name))
     for name in _SINGLETONS | HOP_BY_HOP | _READERS.keys()
 }
 """Per header: whether it may come once only, whether it goes further, and who reads it."""

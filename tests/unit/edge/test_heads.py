@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway import framing
@@ -110,6 +110,7 @@ VALUES = st.sampled_from([
 HEADS = st.lists(st.tuples(NAMES, VALUES), max_size=8)
 
 
+@example(seen=[[(b"host", b"a"), (b"content-length", b"")]], lengths=[b"7", b"12"])
 @given(seen=st.lists(HEADS, max_size=6), lengths=st.lists(VALUES, min_size=1, max_size=3))
 def test_whatever_was_seen_before_a_head_means_what_it_says(seen, lengths):
     heads = Heads()

@@ -252,7 +252,7 @@ def test_expectation_and_hop_by_hop_headers_stop_here():
 
     run(main())
     names = {name for name, _ in service.calls[0].headers}
-    assert names == {b"host", b"content-length", b"x-kept"}
+    assert names == {b"host", b"x-kept"}
 
 
 def test_a_slow_body_is_given_up():
