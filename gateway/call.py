@@ -249,7 +249,8 @@ class Call:
         id, dialect, family, client, method, path, target, headers, body, coding, snapshot,
             received, peer (edge): `target` is path and query exactly as sent; `headers` are the
             client's, `said` those of them that `SAYS` names; `body` is the raw body as sent, b""
-            while `upload` streams one; `coding` its encoding.
+            while `upload` streams one, of `upload_length` bytes (None: chunked, as it came);
+            `coding` its encoding.
         parsed (edge; dropped by admit before a wait): decoded JSON, or None.
         fields (edge): what policy needs of the body; None on routes that are not parsed.
         rpc (edge): the JSON-RPC messages of an MCP POST, a `wire.mcp.Posted`; else None.
@@ -281,7 +282,7 @@ class Call:
         "id", "meters", "method", "model", "notes", "overhead_us", "parsed", "path", "peer",
         "place_key", "principal", "queue_us", "received", "reserved", "rpc", "rungs_left", "said",
         "sent", "session", "snapshot", "tags", "target", "task", "tier", "tool", "upload",
-        "upstream_status", "upstream_us", "usage", "usage_injected",
+        "upload_length", "upstream_status", "upstream_us", "usage", "usage_injected",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - the edge states every fact of the request once
@@ -311,6 +312,7 @@ class Call:
         self.body = body
         self.coding = ""
         self.upload: AsyncIterator[bytes] | None = None
+        self.upload_length: int | None = None
         self.snapshot = snapshot
         self.received = received
         self.peer = ""

@@ -58,6 +58,7 @@ class Intake:
         if flight.head.has_body:
             flight.upload = bodies.Upload(limit, asyncio.Event)
             flight.call.upload = aiter(flight.upload)
+            flight.call.upload_length = flight.head.length
 
     def take(self, flight: Flight) -> Awaitable[None] | None:
         """The body is read, and policy's view of it is in the call; or what is left of that.

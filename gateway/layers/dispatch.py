@@ -286,6 +286,7 @@ class Dispatch:
             headers=headers,
             body=body,
             upload=call.upload,
+            length=call.upload_length,
             connect=provider.timeouts.connect,
         )
         stream = call.fields is not None and call.fields.stream

@@ -308,6 +308,33 @@ def test_the_admin_listener_is_not_on_the_data_port_nor_the_other_way_round(scen
     stage.run(scenario())
 
 
+def test_a_file_goes_on_with_the_length_it_came_with(scene):
+    """A body that is relayed unread: servers exist that take no chunked request (411)."""
+    stage, world = scene
+    body = b"--x\r\n\r\nfile-of-known-length" + b"." * 200_000 + b"\r\n--x--\r\n"
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+
+    async def scenario() -> None:
+        plain = request("/v1/files", body, key=world.gateway.key)
+        for data in (
+            plain.replace(b"content-type: application/json", b"content-type: multipart/form-data"),
+            request("/v1/files", None, method="POST", key=world.gateway.key,
+                    headers={**kind, "transfer-encoding": "chunked"})
+            + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+        ):  # fmt: skip
+            assert (
+                await ask(world.gateway.port, data)
+            ).status == 404  # the emulator keeps no files
+        known, chunked = world.upstream.exchanges("file-of-known-length")
+        assert known.request.header("content-length") == str(len(body))
+        assert known.request.header("transfer-encoding") == ""
+        assert known.request.body == body
+        assert chunked.request.header("transfer-encoding") == "chunked"
+        assert chunked.request.header("content-length") == ""
+
+    stage.run(scenario())
+
+
 def changed(**more: Any) -> dict[str, Any]:
     """The running policy with another agent's limit, so that its digest differs."""
     return {**ONE_AT_A_TIME, **more}
