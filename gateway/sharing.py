@@ -210,7 +210,8 @@ class Sharing:
         left = breaker.until - self.clock.now()
         item = {
             "state": breaker.state.value, "sick": breaker.sick, "reason": breaker.reason,
-            "for": -1 if breaker.until >= FOREVER else max(0, left), "at": at,
+            "for": -1 if breaker.until >= FOREVER else max(0, left), "delay": breaker.delay,
+            "at": at,
         }  # fmt: skip
         self._tell("breaker", scope, item)
         self.probes.void(scope)
@@ -349,7 +350,8 @@ class Sharing:
             breaker.resumed(now=self.clock.now())
         else:
             until = 0 if state is State.CLOSED else until
-            breaker.told(state, until=until, reason=str(news["reason"]))
+            delay = int(news["delay"]) if "delay" in news else None  # older releases say none
+            breaker.told(state, until=until, reason=str(news["reason"]), delay=delay)
         breaker.sick = sick
         self._hearing = scope
         try:

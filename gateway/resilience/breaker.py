@@ -193,15 +193,16 @@ class Breaker:
     Attributes:
         state, until, reason: As status shows them; `until` counts in open and shut.
         closed_at: When it was last opened no more; 0 if it never was.
+        delay: How long it last opened for, from which the next time continues; 0 once it closed.
         easing: How many calls may be under way without a head; 0 is any number.
         goods: Good results in all.
         version: Rises with every change of state.
     """
 
     __slots__ = (
-        "_delay", "_fast", "_good_probes", "_others", "_probe", "_probe_ends", "_quota",
-        "_quota_run", "_row", "_row_since", "_rules", "_seq", "_slow", "closed_at", "easing",
-        "goods", "reason", "sick", "state", "until", "version",
+        "_fast", "_good_probes", "_others", "_probe", "_probe_ends", "_quota", "_quota_run",
+        "_row", "_row_since", "_rules", "_seq", "_slow", "closed_at", "delay", "easing", "goods",
+        "reason", "sick", "state", "until", "version",
     )  # fmt: skip
 
     def __init__(self, rules: BreakerRules) -> None:
@@ -212,7 +213,7 @@ class Breaker:
         self._row_since: Micros = 0
         self._quota = ""
         self._quota_run = 0
-        self._delay: Micros = 0
+        self.delay: Micros = 0
         self._probe = 0
         self._probe_ends: Micros = 0
         self._good_probes = 0
@@ -471,10 +472,21 @@ class Breaker:
         if probe and probe == self._probe:
             self._probe = 0
 
-    def told(self, state: State, *, until: Micros, reason: str) -> None:
-        """An operator, or the fleet, says so."""
+    def told(
+        self, state: State, *, until: Micros, reason: str, delay: Micros | None = None
+    ) -> None:
+        """An operator, or the fleet, says so.
+
+        Args:
+            state: From now on.
+            until: In open and shut.
+            reason: For status and for the refusal's text.
+            delay: How long it opened for elsewhere: the next bad probe may be ours.
+        """
         self._probe = 0
         self._good_probes = 0
+        if delay is not None:
+            self.delay = delay
         self._become(state, until=until, reason=reason)
         if state is State.CLOSED:
             self._forgive()
@@ -487,7 +499,7 @@ class Breaker:
 
     def _forgive(self) -> None:
         """Nothing that was counted before speaks against it."""
-        self._delay = 0
+        self.delay = 0
         self._row = 0
         self.ended()
         self._forget()
@@ -544,11 +556,11 @@ class Breaker:
 
     def _open(self, *, now: Micros, rng: Rng, reason: str, hint: Micros | None) -> bool:
         rules = self._rules
-        previous = max(self._delay, rules.base)
-        self._delay = min(rules.cap, round(rng.uniform(rules.base, 3 * previous)))
+        previous = max(self.delay, rules.base)
+        self.delay = min(rules.cap, round(rng.uniform(rules.base, 3 * previous)))
         self._probe = 0
         self.sick = True
-        wait = max(self._delay, min(hint or 0, rules.cap))
+        wait = max(self.delay, min(hint or 0, rules.cap))
         self._become(State.OPEN, until=now + wait, reason=reason)
         return True
 

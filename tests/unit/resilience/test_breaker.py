@@ -373,3 +373,19 @@ def test_the_end_of_a_good_answer_ends_a_run_of_quota_refusals():
         breaker.refused_for_quota(key="tokens", blocked_until=MICRO)
     breaker.ended()
     assert not breaker.refused_for_quota(key="tokens", blocked_until=MICRO)
+
+
+def test_the_delay_continues_from_that_of_a_bad_probe_elsewhere():
+    class Longest:
+        def uniform(self, _least, most):
+            return most
+
+    breaker = Breaker(RULES)
+    breaker.told(State.OPEN, until=4 * MICRO, reason="the fleet", delay=4 * MICRO)
+    ruling = breaker.ask(now=4 * MICRO)
+    breaker.failed(now=4 * MICRO, rng=Longest(), reason="fault", probe=ruling.probe)
+    assert (breaker.delay, breaker.until) == (12 * MICRO, 16 * MICRO)
+    breaker.told(State.SHUT, until=FOREVER, reason="operator")
+    assert breaker.delay == 12 * MICRO
+    breaker.resumed(now=17 * MICRO)
+    assert breaker.delay == 0
