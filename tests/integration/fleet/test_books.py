@@ -21,9 +21,9 @@ REFUSED = "refused loops.task_tokens"
 BODY = {"messages": [{"role": "user", "content": "go on"}]}
 
 
-async def spend(each, tokens: int) -> str:
+async def spend(each, tokens: int, *, task: str = "w") -> str:
     """One call of the task; what the rules say of it."""
-    return await each.ask(BODY, workflow="w", tokens=tokens)
+    return await each.ask(BODY, workflow=task, tokens=tokens)
 
 
 async def told(*members) -> None:
@@ -91,6 +91,7 @@ def test_spending_survives_a_store_that_starts_anew(prefix):
             await spend(first, 50)
             await spend(second, 5)
             assert used(first) == 550, "it remembers, and counts for itself"
+            await told(first, second)  # in vain
         with servers.running("valkey", port=port) as server:
             async with member(server.url, prefix, "three", BUDGET) as third:
                 await until(lambda: knows(third, 555))
@@ -113,6 +114,27 @@ def test_the_share_of_a_gateway_that_is_gone_is_told_by_those_who_heard_of_it(va
             await until(lambda: knows(one, 400))
             async with member(valkey.url, prefix, "new", BUDGET) as new:
                 await until(lambda: knows(new, 400))
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_is_not_asked_hears_of_the_loss_and_tells_what_it_alone_knows(
+    valkey, prefix
+):
+    async def run():
+        async with (
+            member(valkey.url, prefix, "one", BUDGET) as one,
+            member(valkey.url, prefix, "two", BUDGET) as two,
+            member(valkey.url, prefix, "three", BUDGET) as three,
+        ):
+            await spend(one, 300)
+            await spend(two, 10, task="another")
+            await told(one, two)
+            with valkey.client() as client:
+                client.flushall()
+            stale(two)
+            await spend(two, 0, task="another")
+            await until(lambda: knows(three, 300))
 
     asyncio.run(run())
 
