@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.admission.fleet import Addition
+from gateway.gathering import end_if_cancelled
 from gateway.resilience.breaker import Results
 from gateway.units import MICRO, Micros
 
@@ -128,9 +129,12 @@ class FleetResults:
                 del self._scopes[scope]
             if self._away():
                 self._drop()
-            elif not await self._told(now):
-                self._drop()
-                await self._clock.sleep(AWAY_S)
+            else:
+                told = await self._told(now)
+                end_if_cancelled()
+                if not told:
+                    self._drop()
+                    await self._clock.sleep(AWAY_S)
 
     def _drop(self) -> None:
         """What waits is not told any more."""

@@ -55,6 +55,20 @@ class Pending:
                 waiter.set_result(None)
 
 
+def end_if_cancelled() -> None:
+    """Whoever wants this task to end gets his will, though what it awaited has swallowed that.
+
+    The store's client does where its answer comes at the same moment: `asyncio.wait_for` of Python
+    3.11, https://github.com/python/cpython/issues/86296.
+
+    Raises:
+        CancelledError: The task has been cancelled.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def hear(waiters: Sequence[asyncio.Future[None]], clock: Clock) -> None:
     """All of these are done, or `PATIENCE` is over."""
     with contextlib.suppress(TimeoutError), Expiry(clock, PATIENCE):
@@ -115,6 +129,10 @@ class Gathering(ABC, Generic[P]):
         self._hurry.set()
         return waiter
 
+    def hurry(self) -> None:
+        """What waits to be told leaves at once."""
+        self._hurry.set()
+
     async def run(self) -> None:
         """Tell and hear until cancelled."""
         while True:
@@ -129,7 +147,9 @@ class Gathering(ABC, Generic[P]):
             if self._pending:
                 self._some.set()
                 self._hurry.set()
-            if taken and not await self._exchanged(taken):
+            told = not taken or await self._exchanged(taken)
+            end_if_cancelled()
+            if not told:
                 left, self._pending = list(self._pending.values()), {}
                 for one in left:
                     one.wake()

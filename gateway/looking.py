@@ -36,13 +36,14 @@ class Looking:
     Attributes:
         scope: Hash of principal and session: what is remembered of others never meets.
         session: Hash of the session's name; 0 without one.
+        tenant: Of the principal.
         autonomous: No person spoke last.
         repeating: The calls of the newest turn, for who must be told which one repeats.
     """
 
     __slots__ = (
         "_opening", "autonomous", "call", "length", "parsed", "repeating", "rules", "scope",
-        "session",
+        "session", "tenant",
     )  # fmt: skip
 
     def __init__(self, call: Call, parsed: Mapping[str, Any], rules: LoopRules) -> None:
@@ -54,10 +55,17 @@ class Looking:
         name = principal.session or call.session
         self.session = hash(name) if name else 0
         self.scope = hash((principal.id, name))
+        self.tenant = principal.tenant
         self._opening: str | None = None
         self.length = turns.length(call.dialect, parsed)
         self.autonomous = False
         self.repeating: tuple[turns.ToolCall, ...] = ()
+
+    def owner(self) -> str:
+        """Principal and session in words: what `scope` is a hash of."""
+        principal = self.call.principal
+        assert principal is not None  # noqa: S101 - identify ran
+        return f"{principal.id}\0{principal.session or self.call.session}"
 
     def exempt(self, tool: str) -> bool:
         """Whether a tool of that name may repeat."""

@@ -245,6 +245,7 @@ class Machine:
         """What this process shares with the others of its fleet is wired."""
         self.loops.fleet = fleet
         fleet.books.known = self.loops.books
+        self.parts.estimating.chains = fleet.chains
         self.guards.repeats.fleet = fleet.lists
         self.breakers.probes = fleet.probes
         fleet.connect(
@@ -331,7 +332,7 @@ class Machine:
             settling=Settling(
                 learn=estimating.learn,
                 on_malformed=metrics.malformed_events,
-                on_response=estimating.makers.note,
+                on_response=estimating.made,
             ),
             dispatch=dispatch,
             observing=Observing(

@@ -1,13 +1,13 @@
 """What this process shares with the other gateways of its fleet, and how it stands without them.
 
 Limits, queues and budgets are pools (`admission/shared.py`). In the store what loops and tasks use
-is added up (`loop_books.py`), what agents did lately listed (`loop_lists.py`), failures of
-deployments counted (`fleet_results.py`), and leases of their probes kept (`fleet_probes.py`).
-Everything else is *news*: a breaker that opened, a probe that is over, a credential that was
-revoked, a policy that was edited, loops that may begin anew, a tool session that is used or was
-ended. News is published, and kept for those who were away; it arrives within a second and is
-decided upon by each process alone while the store is away. Nothing here is needed for a right
-decision, only for an early one.
+is added up (`loop_books.py`), what agents did lately listed (`loop_lists.py`), stored Responses are
+known (`chains.py`), failures of deployments counted (`fleet_results.py`), and leases of their
+probes kept (`fleet_probes.py`). Everything else is *news*: a breaker that opened, a probe that is
+over, a credential that was revoked, a policy that was edited, loops that may begin anew, a tool
+session that is used or was ended. News is published, and kept for those who were away; it arrives
+within a second and is decided upon by each process alone while the store is away. Nothing here is
+needed for a right decision, only for an early one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import orjson
 from gateway.admission.fleet import FAULTS, RedisLink
 from gateway.admission.remote import TIMEOUT, FailMode
 from gateway.admission.shared import SharedStore
+from gateway.chains import Chains
 from gateway.fleet_probes import FleetProbes
 from gateway.fleet_results import FleetResults
 from gateway.loop_books import LoopBooks
@@ -64,6 +65,7 @@ class Sharing:
         store: For admission.
         books: For what loops and tasks use.
         lists: For what agents did lately.
+        chains: For stored Responses.
         results: For failures of deployments.
         probes: For probes of open breakers.
         revoked: Ids of principals that are refused, whatever policy says.
@@ -98,6 +100,9 @@ class Sharing:
         )  # fmt: skip
         self.books.on_loss = self._books_lost
         self.lists = LoopLists(
+            self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
+        )
+        self.chains = Chains(
             self.link, clock, prefix=prefix, faults=FAULTS, away=lambda: self.store.away
         )
         self.results = FleetResults(
@@ -184,7 +189,7 @@ class Sharing:
             self._tasks = tasks
             beside = [
                 tasks.create_task(one.run())
-                for one in (self.books, self.lists, self.results, self.probes)
+                for one in (self.books, self.lists, self.chains, self.results, self.probes)
             ]
             try:
                 await self.store.run(lambda: self._spawn(self._catch_up()))

@@ -85,6 +85,21 @@ class Entry:
     ttl_s: int
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value to be kept under a key.
+
+    Attributes:
+        key: Whole, prefix included.
+        value: Empty: the key goes.
+        ttl_s: Seconds after which it goes by itself.
+    """
+
+    key: str
+    value: bytes
+    ttl_s: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """Items to be put at the end of a list that the fleet keeps under a key.
@@ -455,6 +470,23 @@ class RedisLink:
                 next(answers)
             found.append(list(next(answers)))
         return found
+
+    async def remember(self, kept: Sequence[Kept], read: Sequence[str]) -> list[bytes]:
+        """What stands under the keys read, b"" where nothing does, in one exchange with the store.
+
+        Raises:
+            Any of `FAULTS`: The values may be kept or not.
+        """
+        pipeline = self._client.pipeline(transaction=False)
+        for one in kept:
+            if one.value:
+                pipeline.set(one.key, one.value, ex=one.ttl_s)
+            else:
+                pipeline.delete(one.key)
+        for key in read:
+            pipeline.get(key)
+        answers = await pipeline.execute()
+        return [value or b"" for value in answers[len(kept) :]]
 
     async def close(self) -> None:
         """No connection is left."""

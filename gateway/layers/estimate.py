@@ -16,7 +16,7 @@ from gateway.call import Call, Dialect, Estimate, Layer, Reply, Service, Usage
 from gateway.errors import NoSuchRoute
 from gateway.snapshot import Deployment
 from gateway.tokens import Counted
-from gateway.wire.chained import Makers
+from gateway.wire.chained import Makers, name_of
 from gateway.wire.codec import CODECS
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gateway.admission.estimate import Learned
+    from gateway.chains import Chains, Known
     from gateway.snapshot import Provider, Snapshot
     from gateway.tokens import Counter
 
@@ -39,9 +40,10 @@ class Estimating:
     Attributes:
         on_estimated: Called with the reason whenever a count is not exact, for metrics.
         makers: Which provider made which stored response.
+        chains: The same of a fleet; None: this process is alone.
     """
 
-    __slots__ = ("_counter", "_decode", "_learned", "makers", "on_estimated")
+    __slots__ = ("_counter", "_decode", "_learned", "chains", "makers", "on_estimated")
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class Estimating:
         self._decode = decode
         self.on_estimated = on_estimated
         self.makers = Makers()
+        self.chains: Chains | None = None
 
     async def __call__(self, call: Call, deployment: Deployment) -> None:
         """The call carries this deployment and its estimate."""
@@ -119,6 +122,36 @@ class Estimating:
             high=high,
         )
 
+    def made(self, call: Call, response: str) -> None:
+        """The call's provider made that response."""
+        deployment = call.deployment
+        assert deployment is not None  # noqa: S101 - it was answered
+        name = named(call, response)
+        forgotten = self.makers.note(name, deployment.provider.name)
+        if self.chains is not None and several(call):
+            self.chains.made(name, deployment.provider.name)
+            if forgotten:
+                self.chains.made(forgotten, "")
+
+    def ask(self, call: Call) -> Awaitable[None] | None:
+        """The fleet is asked who made the response that is meant; None: no need, or nobody to ask.
+
+        What is left is to be awaited; then `makers` know, if anybody does.
+        """
+        chains, response = self.chains, meant(call)
+        if chains is None or not response or not several(call):
+            return None
+        name = named(call, response)
+        if self.makers.of(name):
+            return None
+        known = chains.ask(name, call.received)
+        return self._ask(chains, name, known) if known.waiter is not None else None
+
+    async def _ask(self, chains: Chains, name: int, known: Known) -> None:
+        maker = await chains.maker(name, known)
+        if maker:
+            self.makers.heard(name, maker)
+
     def learn(self, call: Call, usage: Usage) -> None:
         """Teach the estimators what this call really cost; only fully reported usage comes here."""
         fields, principal, deployment = call.fields, call.principal, call.deployment
@@ -157,10 +190,33 @@ def passthrough_of(snapshot: Snapshot, call: Call, makers: Makers) -> Deployment
 RESPONSES = "/v1/responses/"
 
 
+def meant(call: Call) -> str:
+    """The id of the stored response that a call goes on from, or is about; "" where none is."""
+    if call.fields is not None:
+        return call.fields.previous_response_id or ""
+    if not call.path.startswith(RESPONSES):
+        return ""
+    return call.path.removeprefix(RESPONSES).partition("/")[0]
+
+
+def named(call: Call, response: str) -> int:
+    """What the response is called in every process."""
+    assert call.principal is not None  # noqa: S101 - identify ran
+    return name_of(call.principal.tenant, response)
+
+
+def several(call: Call) -> bool:
+    """Whether more than one provider may have made the call's response."""
+    family = call.family.value
+    providers = call.snapshot.providers.values()
+    return sum(family in provider.dialects for provider in providers) > 1
+
+
 def relaying(snapshot: Snapshot, call: Call, makers: Makers) -> Provider | None:
     """The provider that a pass-through path belongs to: of a response its maker, else the first."""
-    if call.path.startswith(RESPONSES):
-        maker = makers.of(call.path.removeprefix(RESPONSES).partition("/")[0])
+    response = meant(call)
+    if response:
+        maker = makers.of(named(call, response))
         if maker in snapshot.providers:
             return snapshot.providers[maker]
     for provider in snapshot.providers.values():
@@ -177,6 +233,14 @@ def estimate(estimating: Estimating) -> Layer:
 
     def layer(inner: Service) -> Service:
         def serve(call: Call) -> Awaitable[Reply]:
+            asking = estimating.ask(call) if estimating.chains is not None else None
+            return known(call) if asking is None else after(call, asking)
+
+        async def after(call: Call, asking: Awaitable[None]) -> Reply:
+            await asking
+            return await known(call)
+
+        def known(call: Call) -> Awaitable[Reply]:
             if call.fields is None:
                 deployment = passthrough_of(call.snapshot, call, estimating.makers)
                 if deployment is None:
@@ -214,8 +278,8 @@ def first_of(call: Call, makers: Makers) -> Deployment:
     A call that goes on from a stored response goes to the rung whose provider made it.
     """
     assert call.model is not None  # noqa: S101 - identify found it
-    previous = call.fields.previous_response_id if call.fields is not None else None
-    maker = makers.of(previous) if previous else ""
+    previous = meant(call)
+    maker = makers.of(named(call, previous)) if previous else ""
     for rung in call.model.deployments if maker else ():
         if rung.provider.name == maker and call.family.value in rung.provider.dialects:
             return rung

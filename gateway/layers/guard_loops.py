@@ -20,6 +20,7 @@ with the same words share the amounts, not the repetitions.
 
 from __future__ import annotations
 
+import struct
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -49,7 +50,11 @@ from gateway.units import Mode
 from gateway.wire import chained, turns
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from gateway.call import Call, End, Reply, Service
+    from gateway.chains import Chains, Known
     from gateway.clock import Clock
     from gateway.loop_lists import LoopLists
     from gateway.resilience.loops import Sketching, Turn
@@ -96,6 +101,11 @@ class Fleet(Protocol):
     @property
     def lists(self) -> LoopLists:
         """What agents did lately."""
+        ...
+
+    @property
+    def chains(self) -> Chains:
+        """Stored Responses."""
         ...
 
 
@@ -149,6 +159,9 @@ class LoopGuard:
             for pair in self._workflows:
                 if chosen is None or pair.session == chosen:
                     fleet.lists.clear(pair, self._rules)
+            for stretch in self._stretches:
+                if stretch.name and (chosen is None or stretch.session == chosen):
+                    fleet.chains.keep(stretch.name, b"")
         return self._stretches.reset(chosen) or max(others)
 
     def __call__(self, inner: Service) -> Service:
@@ -181,7 +194,21 @@ class LoopGuard:
             waiters += fleet.books.ask(known, call.received)
         if workflow:
             waiters += fleet.lists.ask(self._pair(call, workflow), rules, call.received)
+        chain = self._asked_of_chain(call, parsed, fleet)
+        if chain is not None and chain.waiter is not None and not chain.waiter.done():
+            waiters.append(chain.waiter)
         return waiters
+
+    def _asked_of_chain(self, call: Call, parsed: Mapping[str, Any], fleet: Fleet) -> Known | None:
+        """What the fleet knows of the stretch that a call continues; None where we know it."""
+        if call.dialect is not RESPONSES or not chained.remembered(parsed):
+            return None
+        if not parsed.get("previous_response_id") or not chained.outputs(parsed):
+            return None
+        chain = _Chain(Looking(call, parsed, call.snapshot.loops))
+        if self._stretches.get(chain.previous, call.received) is not None:
+            return None
+        return fleet.chains.ask(chain.continues, call.received)
 
     async def _refreshed(
         self, inner: Service, call: Call, waiters: Sequence[Future[None]]
@@ -313,13 +340,15 @@ class LoopGuard:
             asks = call.fields is not None and call.fields.has_tools
             return (chain if asks else None), None
         known = self._stretches.get(chain.previous, call.received)
+        if known is None and self.fleet is not None:
+            known = chain.restored(self.fleet.chains.ask(chain.continues, call.received).stretch)
         if known is not None:  # a copy: it may be continued twice, by a retry or on purpose
             chain.stretch = known.copy()
         pending = loops.unpacked(chain.stretch.pending)
         turn = turns.answered_turn(pending, outputs)
         chain.stretch.fold(turn, rules=looking.rules)
         looking.autonomous = True
-        ids = set(map(hash, outputs))
+        ids = set(map(turns.hash64, outputs))
         looking.repeating = tuple(
             turns.ToolCall(id="", name=one.name, arguments=None) for one in pending if one.id in ids
         )
@@ -329,17 +358,23 @@ class LoopGuard:
         """Read the answer's end: the stretch goes on under its id, with the calls it asks for."""
         ending = Ending(reply.headers)
         reply.taps.append(ending)
-        memory = self._stretches
+        memory, fleet = self._stretches, self.fleet
 
         def closed(_end: End) -> None:
             name, calls = chained.asked(ending.response())
             if not name:
                 return
             memory.pop(chain.previous)
-            if calls:  # else a person speaks next
-                exempt = partial(matches, chain.polling)
-                chain.stretch.pending = loops.packed(turns.pending_of(calls, canonical, exempt))
-                memory.put(chain.key(name), chain.stretch, chain.now)
+            if fleet is not None and chain.continues:
+                fleet.chains.keep(chain.continues, b"")
+            if not calls:
+                return  # a person speaks next
+            exempt, stretch = partial(matches, chain.polling), chain.stretch
+            stretch.pending = loops.packed(turns.pending_of(calls, canonical, exempt))
+            memory.put(chain.key(name), stretch, chain.now)
+            if fleet is not None:
+                stretch.name = chain.name_of(name)
+                fleet.chains.keep(stretch.name, chain.packed())
 
         reply.on_close(closed)
 
@@ -457,25 +492,48 @@ class LoopGuard:
         call.extra_headers.append((b"tidegate-warning", printable(text)))
 
 
+_OWNER = struct.Struct("<Q")
+
+
 class _Chain:
     """What a request continues where only the provider keeps the history; nothing of its body.
 
     Attributes:
         stretch: The turns so far.
         previous: Key of the response that it continues.
+        continues: What the gateways of a fleet call that; 0: it continues none.
         polling: Patterns of tools that may repeat.
         now: When the call came.
     """
 
-    __slots__ = ("_scope", "now", "polling", "previous", "stretch")
+    __slots__ = (
+        "_owner", "_scope", "_tenant", "continues", "now", "polling", "previous", "stretch",
+    )  # fmt: skip
 
     def __init__(self, looking: Looking) -> None:
         self._scope = looking.scope
         self.stretch = Stretch(session=looking.session)
-        self.previous = self.key(looking.parsed.get("previous_response_id"))
+        self._owner, self._tenant = looking.owner(), looking.tenant
+        previous = looking.parsed.get("previous_response_id")
+        self.previous = self.key(previous)
+        self.continues = self.name_of(previous) if isinstance(previous, str) and previous else 0
         self.polling = looking.rules.polling_tools
         self.now = looking.call.received
 
     def key(self, response: object) -> int:
         """The name under which the conversation is remembered after this response."""
         return hash((self._scope, "response", response if isinstance(response, str) else ""))
+
+    def name_of(self, response: str) -> int:
+        """The same for all gateways of a fleet, and not yet told apart by session."""
+        return chained.name_of(self._tenant, response)
+
+    def packed(self) -> bytes:
+        """The stretch for the fleet, and whose it is."""
+        return _OWNER.pack(turns.hash64(self._owner)) + self.stretch.packed()
+
+    def restored(self, raw: bytes) -> Stretch | None:
+        """What was packed; None where that was nothing, or another's."""
+        if raw[: _OWNER.size] != _OWNER.pack(turns.hash64(self._owner)):
+            return None
+        return Stretch.unpacked(raw[_OWNER.size :], session=self.stretch.session)

@@ -198,7 +198,7 @@ class Settling:
     Attributes:
         learn: Called with the call and its reported usage, to teach the estimators.
         on_malformed: Called with dialect and number of malformed events.
-        on_response: Called with the id of a response that a provider made, and its name.
+        on_response: Called with a call and the id of the response that its provider made.
     """
 
     __slots__ = ("learn", "on_malformed", "on_response")
@@ -208,7 +208,7 @@ class Settling:
         *,
         learn: Callable[[Call, Usage], None] | None = None,
         on_malformed: Callable[[str, int], None] | None = None,
-        on_response: Callable[[str, str], None] | None = None,
+        on_response: Callable[[Call, str], None] | None = None,
     ) -> None:
         self.learn = learn
         self.on_malformed = on_malformed
@@ -273,7 +273,7 @@ class Settling:
         known = call.dialect is RESPONSES and self.on_response is not None
         if known and isinstance(response, str) and response and call.deployment is not None:
             assert self.on_response is not None  # noqa: S101 - looked at above
-            self.on_response(response, call.deployment.provider.name)
+            self.on_response(call, response)
 
     def _refused(self, call: Call, reply: Reply, end: End) -> None:
         """A bad answer cost no tokens, unless it was an error after a stream had begun."""

@@ -158,11 +158,20 @@ class Turn:
     sketch: Sketching
 
 
+_STRETCH = struct.Struct("<BIQQIQQQI?BBHH")
+_LAYOUT = 1
+"""Of packed stretches; one that differs is another release's."""
+
+WHOLE = 0xFFFF_FFFF_FFFF_FFFF
+
+
 class Stretch:
     """What is known of the turns since the last user turn; at most 2 KiB.
 
     Attributes:
         session: Hash of the session's name, for the operator's reset; 0 without one.
+        name: What the gateways of a fleet call the response that it ends with; 0 where nobody
+            shares it.
         length: Messages of the request that it was last folded from.
         iterations: Turns.
         touched: Instant of its last call.
@@ -171,12 +180,13 @@ class Stretch:
 
     __slots__ = (
         "_alike", "_alternating", "_earlier", "_exact", "_kind", "_last", "_masked", "_returned",
-        "_said", "_same", "_size", "iterations", "length", "pending",
-        "session", "touched",
+        "_said", "_same", "_size", "iterations", "length", "name",
+        "pending", "session", "touched",
     )  # fmt: skip
 
     def __init__(self, *, session: int = 0) -> None:
         self.session = session
+        self.name = 0
         self.length = 0
         self.iterations = 0
         self.touched: Micros = 0
@@ -202,6 +212,34 @@ class Stretch:
         other._exact, other._masked = self._exact.copy(), self._masked.copy()
         return other
 
+    def packed(self) -> bytes:
+        """All that is known, in at most 1.1 KiB; for stretches of `turns.answered_turn`."""
+        halves = self._said or b"", self._returned or b""
+        sizes = self._exact.size, self._masked.size, len(halves[0]), len(halves[1])
+        head = _STRETCH.pack(
+            _LAYOUT, self.iterations, self._last, self._earlier, self._alternating, self._kind,
+            self._size, self._same, self._alike, self._said is not None, *sizes,
+        )  # fmt: skip
+        return b"".join((head, *self._exact.parts(), *self._masked.parts(), *halves, self.pending))
+
+    @classmethod
+    def unpacked(cls, raw: bytes, *, session: int) -> Stretch | None:
+        """What was packed, by this process or another; None for what another release wrote."""
+        if len(raw) < _STRETCH.size or raw[0] != _LAYOUT:
+            return None
+        made = cls(session=session)
+        (
+            _, made.iterations, made._last, made._earlier, made._alternating, made._kind,
+            made._size, made._same, made._alike, known, exact, masked, said, returned,
+        ) = _STRETCH.unpack_from(raw)  # fmt: skip
+        rest = raw[_STRETCH.size :]
+        made._exact, rest = Counts.of(rest, exact)
+        made._masked, rest = Counts.of(rest, masked)
+        if known:
+            made._said, made._returned = rest[:said], rest[said : said + returned]
+        made.pending = rest[said + returned :]
+        return made if len(made.pending) % _PENDING.size == 0 else None
+
     def fold(self, turn: Turn, *, previous: Sketching | None = None, rules: LoopRules) -> None:
         """The turn is counted.
 
@@ -226,7 +264,7 @@ class Stretch:
         if len(calls) == 1:
             whole = calls[0][0]
         else:
-            whole = hash(tuple(sorted([exact for exact, _ in calls]))) if calls else 0
+            whole = hash(tuple(sorted([exact for exact, _ in calls]))) & WHOLE if calls else 0
         if not whole:
             self._alternating = 0
         elif whole == self._last:
@@ -241,7 +279,9 @@ class Stretch:
         """`_alike`: how many of the last turns were each like the one before."""
         size, last = turn.size, self._size
         # The very same calls with the very same results need no sketch.
-        same = hash(turn.calls) if turn.calls and all(like for _, like in turn.calls) else 0
+        same = 0
+        if turn.calls and all(like for _, like in turn.calls):
+            same = hash(turn.calls) & WHOLE  # of integers it is the same in every process
         alike = same != 0 and same == self._same
         if not alike:
             said = returned = None
@@ -319,6 +359,22 @@ class Counts:
         other._keys, other._counts = self._keys[:], self._counts[:]
         return other
 
+    @property
+    def size(self) -> int:
+        """Distinct fingerprints."""
+        return len(self._keys) // 8
+
+    def parts(self) -> tuple[bytes, bytes]:
+        """Fingerprints and counts, for another process."""
+        return bytes(self._keys), bytes(self._counts)
+
+    @classmethod
+    def of(cls, raw: bytes, size: int) -> tuple[Counts, bytes]:
+        """So many fingerprints with their counts, and what stands behind them."""
+        made = cls()
+        made._keys, made._counts = bytearray(raw[: size * 8]), bytearray(raw[size * 8 : size * 10])
+        return made, raw[size * 10 :]
+
     def __getitem__(self, one: int) -> int:
         """How often it was seen; 0 if never, or not lately."""
         key = _KEY.pack(one)
@@ -347,7 +403,7 @@ class Counts:
         return at // 8 if at >= 0 else -1
 
 
-_PENDING = struct.Struct(f"<qQQ?{LONGEST_NAME}s")
+_PENDING = struct.Struct(f"<QQQ?{LONGEST_NAME}s")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -355,7 +411,7 @@ class Pending:
     """A call whose result has not come: hashes and the beginning of its name.
 
     Attributes:
-        id: Hash of the call's id, as this process makes it.
+        id: Hash of the call's id.
         exact, masked: Fingerprints without the result.
         exempt: A polling tool.
         name: For the refusal.

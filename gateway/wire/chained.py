@@ -24,27 +24,39 @@ MOST_MADE = 50_000
 """Responses whose maker is remembered."""
 
 
-class Makers:
-    """Which provider made which response; the ones made longest ago are forgotten.
+def name_of(tenant: str, response: str) -> int:
+    """What a tenant's response is called, in every process."""
+    return turns.hash64(f"{tenant}\0{response}")
 
-    Weakness: a response made before this process began belongs to the first provider of the policy.
+
+class Makers:
+    """Which provider made which response (`name_of`); the ones made longest ago are forgotten.
+
+    Weakness: a response made before this process began belongs to the first provider of the policy,
+    unless a fleet knows better.
     """
 
-    __slots__ = ("_limit", "_providers")
+    __slots__ = ("_heard", "_limit", "_made")
 
     def __init__(self, limit: int = MOST_MADE) -> None:
-        self._providers: OrderedDict[str, str] = OrderedDict()
+        self._made: OrderedDict[int, str] = OrderedDict()
+        self._heard: OrderedDict[int, str] = OrderedDict()
         self._limit = limit
 
-    def note(self, response: str, provider: str) -> None:
-        """The provider made that response."""
-        self._providers[response] = provider
-        if len(self._providers) > self._limit:
-            self._providers.popitem(last=False)
+    def note(self, name: int, provider: str) -> int:
+        """The provider made that response, here; the name of one that is forgotten, 0 if none."""
+        self._made[name] = provider
+        return self._made.popitem(last=False)[0] if len(self._made) > self._limit else 0
 
-    def of(self, response: str) -> str:
+    def heard(self, name: int, provider: str) -> None:
+        """The provider made that response, by way of another gateway."""
+        self._heard[name] = provider
+        if len(self._heard) > self._limit:
+            self._heard.popitem(last=False)
+
+    def of(self, name: int) -> str:
         """The name of its provider; "" where it is not known."""
-        return self._providers.get(response, "")
+        return self._made.get(name) or self._heard.get(name, "")
 
 
 def remembered(body: Body) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, TypeAlias
+from zlib import crc32
 
 from gateway.call import Dialect
 from gateway.resilience import loops
@@ -487,7 +488,7 @@ def pending_of(
         exact, like = printed(call.name, folded(canonical(call.arguments)))
         found.append(
             loops.Pending(
-                id=hash(call.id),
+                id=hash64(call.id),
                 exact=exact,
                 masked=like,
                 exempt=exempt(call.name),
@@ -498,8 +499,11 @@ def pending_of(
 
 
 def answered_turn(pending: list[loops.Pending], outputs: Mapping[str, object]) -> loops.Turn:
-    """The turn of pending calls whose results have come; of calls unknown only an iteration."""
-    results = {hash(key): result_text(output) for key, output in outputs.items()}
+    """The turn of pending calls whose results have come; of calls unknown only an iteration.
+
+    Every hash in it is the same in every process.
+    """
+    results = {hash64(key): result_text(output) for key, output in outputs.items()}
     came = [one for one in pending if one.id in results]
     returned = [results[one.id] for one in came]
     calls = tuple(
@@ -508,20 +512,25 @@ def answered_turn(pending: list[loops.Pending], outputs: Mapping[str, object]) -
     said = [call[0] & 0xFFFF_FFFF for call in calls]
     return loops.Turn(
         calls=calls,
-        kind=hash(tuple([one.name for one in came])),
+        kind=hash64("\0".join([one.name for one in came])),
         size=sum(map(len, returned)) + 1,
         exempt=not calls,
         sketch=lambda half: (
-            loops.sketch_of(said) if half is loops.Half.SAID else _shingles(returned)
+            loops.sketch_of(said) if half is loops.Half.SAID else _shingles(returned, _stable)
         ),
     )
 
 
-def _shingles(texts: list[str]) -> bytes:
+def _stable(pair: tuple[str, str]) -> int:
+    """A hash of 32 bits that is the same in every process: some sketches travel."""
+    return crc32("\0".join(pair).encode("utf-8", "surrogatepass"))
+
+
+def _shingles(texts: list[str], hashed: Callable[[tuple[str, str]], int] = hash) -> bytes:
     """The pairs of neighboring words in three samples, hashed; a single word is its own pair.
 
     So few words are taken that hardly any is dropped by `loops.sketch_of`: what is compared then
-    does not depend on Python's seed of hashes, and sketches never leave the process.
+    does not depend on Python's seed of hashes, which is good for sketches that stay here.
     """
     text = " ".join(texts)
     if len(text) > MAX_SAMPLE:
@@ -529,7 +538,7 @@ def _shingles(texts: list[str]) -> bytes:
         text = f"{text[:third]} {text[middle - third // 2 : middle + third // 2]} {text[-third:]}"
     words = text.replace('"', " ").replace(",", " ").replace(":", " ").split()
     pairs = set(zip(words, words[1:] or words, strict=False))
-    return loops.sketch_of([hash(pair) & 0xFFFF_FFFF for pair in pairs])
+    return loops.sketch_of([hashed(pair) & 0xFFFF_FFFF for pair in pairs])
 
 
 def mark(said: Said, scope: int, first: Callable[[], str]) -> int:

@@ -13,7 +13,7 @@ from tests.architecture.source import ROOT, files, imports, name
 PURE = {
     "__future__", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools",
     "graphlib", "hashlib", "heapq", "itertools", "math", "operator", "re", "struct", "types",
-    "typing",
+    "typing", "zlib",
 }  # fmt: skip
 WIRE = PURE | {"base64", "datetime", "email.utils"}
 TRIGGERS = PURE | {"datetime"}

@@ -14,7 +14,7 @@ import redis
 import uvloop
 
 from gateway.admission.core import Admit, Outcome
-from gateway.admission.fleet import Addition, Entry, Listing, RedisLink
+from gateway.admission.fleet import Addition, Entry, Kept, Listing, RedisLink
 from gateway.resilience.breaker import Allow, State
 from gateway.resilience.probes import Elsewhere, Handed, Lent
 from tests.fixtures.ports import free_port
@@ -100,6 +100,9 @@ def test_what_gateways_count_together_is_counted_over_a_cluster(cluster, prefix)
             assert await link.enter(entries) == [{b"a": b"%d" % n, b"b": b"1"} for n in range(12)]
             others = [replace(one, own={}, missing={"a": b"-"}) for one in entries]
             assert await link.enter(others) == [{b"a": b"%d" % n, b"b": b"1"} for n in range(12)]
+            values = [Kept(f"{prefix}k{n}", b"%d" % n if n % 2 else b"", 60) for n in range(6)]
+            read = [one.key for one in values]
+            assert await link.remember(values, read) == [b"", b"1", b"", b"3", b"", b"5"]
             only_read = [replace(one, items=[]) for one in lists]
             assert await link.extend(only_read) == [[b"a%d" % n, b"b"] for n in range(12)]
         finally:

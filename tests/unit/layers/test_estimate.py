@@ -8,6 +8,7 @@ from gateway.errors import NoSuchRoute
 from gateway.layers.estimate import NOTHING, Estimating, estimate
 from gateway.snapshot import Price, Provider, Snapshot
 from gateway.tokens import Counter
+from gateway.wire.chained import name_of
 from tests.fixtures.fake_transport import Tokenizer, prompt
 from tests.sim.loop import run
 from tests.unit.layers.ground import answering, deployment, made, reply, the_clock
@@ -131,7 +132,7 @@ def test_a_stored_response_belongs_to_the_provider_that_made_it():
         second = Provider(name="second", dialects=frozenset({"openai"}), base_url="http://2")
         rules = Snapshot(revision=1, digest="", providers={"first": first, "second": second})
         estimating, _ = await counting()
-        estimating.makers.note("resp_2", "second")
+        estimating.makers.note(name_of("acme", "resp_2"), "second")
         layer = estimate(estimating)(answering(reply()))
         served = []
         for path in ("resp_2", "resp_2/cancel", "resp_9"):

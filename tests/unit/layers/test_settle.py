@@ -296,7 +296,9 @@ def test_each_kind_of_money_goes_into_the_price():
 def test_who_made_a_response_is_told(stream):
     async def main():
         told = []
-        settling = Settling(on_response=lambda *one: told.append(one))
+        settling = Settling(
+            on_response=lambda call, name: told.append((name, call.deployment.provider.name))
+        )
         whole = {"id": "resp_1", "object": "response", "status": "completed", "output": []}
         body = orjson.dumps(whole)
         if stream:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
+from gateway.chains import MOST_STRETCH
 from gateway.resilience import loops
 from gateway.resilience.books import Spending
 from gateway.resilience.loops import (
@@ -422,9 +425,34 @@ def test_a_conversation_takes_at_most_two_kibibytes():
         )  # fmt: skip
         stretch.fold(newest, rules=RULES)
         stretch.touched = 1 << 55
+    stretch.name = big
     stretch.pending = packed(
-        [Pending(id=-big, exact=big, masked=big, exempt=False, name="n" * 99) for _ in range(99)]
+        [Pending(id=big, exact=big, masked=big, exempt=False, name="n" * 99) for _ in range(99)]
     )
     assert stretch._said
     assert stretch._returned
     assert size_of(stretch) <= 2048
+    assert len(stretch.packed()) <= MOST_STRETCH // 2 + 128
+
+
+def test_a_stretch_goes_on_in_another_process_as_in_this_one():
+    here = Stretch(session=5)
+    history = [
+        turn((n % 2 + 1, n % 3 + 1), kind=9, size=50, sketch=shingles(1, n)) for n in range(7)
+    ]
+    for one in history:
+        here.fold(one, rules=RULES)
+        there = Stretch.unpacked(here.packed(), session=5)
+        assert there is not None
+        assert there.judge(one, RULES) == here.judge(one, RULES)
+        for following in (history[0], turn((1, 1), kind=9, size=50, sketch=shingles(1, 2))):
+            ours, theirs = here.copy(), there.copy()
+            ours.fold(following, rules=RULES)
+            theirs.fold(following, rules=RULES)
+            assert theirs.packed() == ours.packed()
+            assert theirs.judge(following, RULES) == ours.judge(following, RULES)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x02" * 60, Stretch().packed() + b"x"])
+def test_a_stretch_of_another_release_is_not_read(raw):
+    assert Stretch.unpacked(raw, session=0) is None

@@ -407,3 +407,16 @@ def test_short_ids_need_the_opening_of_the_conversation():
 def test_short_words_name_no_turn_and_long_ones_do():
     assert mark(text="Done.") == 0
     assert mark(text="word " * 20) != mark(text="weird " * 20) != 0
+
+
+def test_what_travels_between_gateways_is_the_same_in_every_process():
+    asked = turns.ToolCall(id="call_1", name="search", arguments='{"q":"tides"}')
+    [pending] = turns.pending_of((asked,), canonical, lambda _name: False)
+    turn = turns.answered_turn([pending], {"call_1": "high water at noon"})
+    assert (pending.id, turn.calls, turn.kind) == (
+        13256219415100999957,
+        ((40752292465786504, 16250406732710188600),),
+        760972013200982041,
+    )
+    halves = [turn.sketch(half).hex() for half in Half]
+    assert halves == ["88be347c", "ea531c8e8f30afc5e2e003f0"]
