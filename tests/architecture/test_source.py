@@ -56,6 +56,19 @@ def test_no_file_outgrows_six_hundred_lines_without_a_reason():
     assert not long
 
 
+def test_every_decision_has_a_number_of_its_own_and_links_lead_somewhere():
+    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    numbers = [page.name[:4] for page in pages]
+    assert [one for one in numbers if numbers.count(one) > 1] == []
+    link = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+    assert [
+        f"{name(page)}: {target}"
+        for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+        for target in link.findall(page.read_text())
+        if not (page.parent / target).exists()
+    ] == []
+
+
 def test_no_tracked_file_names_a_path_of_somebodys_machine():
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
