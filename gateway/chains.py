@@ -119,6 +119,10 @@ class Chains(Gathering[_Said]):
             known.waiter = self.hurried(said)
         return known
 
+    def ask_anew(self) -> None:
+        """What was heard lately may be void: the operator's reset."""
+        self._known.clear()
+
     async def maker(self, name: int, known: Known) -> str:
         """The provider that made it, "" where nobody knows; `known` was just asked for."""
         if known.waiter is None:

@@ -32,7 +32,7 @@ PATIENCE: Micros = 300_000
 """How long a call waits to hear; then it is judged by what is known."""
 
 AWAY_S = 1.0
-"""After a store that did not answer."""
+"""After a store that did not answer; meanwhile nobody waits for it."""
 
 MOST_PENDING = 5_000
 """Names that wait to be told; what concerns more of them stays here."""
@@ -98,6 +98,7 @@ class Gathering(ABC, Generic[P]):
         self._pending: dict[int, P] = {}
         self._some = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._resting = False
 
     def __len__(self) -> int:
         """Names that wait to be told."""
@@ -125,6 +126,9 @@ class Gathering(ABC, Generic[P]):
     def hurried(self, pending: P) -> asyncio.Future[None]:
         """Done once that has been told and heard of, or the store does not answer."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._resting:
+            waiter.set_result(None)
+            return waiter
         pending.waiters.append(waiter)
         self._hurry.set()
         return waiter
@@ -153,7 +157,9 @@ class Gathering(ABC, Generic[P]):
                 left, self._pending = list(self._pending.values()), {}
                 for one in left:
                     one.wake()
+                self._resting = True
                 await self.clock.sleep(AWAY_S)
+                self._resting = False
 
     async def _exchanged(self, taken: list[P]) -> bool:
         try:

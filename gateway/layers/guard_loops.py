@@ -159,6 +159,7 @@ class LoopGuard:
             for pair in self._workflows:
                 if chosen is None or pair.session == chosen:
                     fleet.lists.clear(pair, self._rules)
+            fleet.chains.ask_anew()
             for stretch in self._stretches:
                 if stretch.name and (chosen is None or stretch.session == chosen):
                     fleet.chains.keep(stretch.name, b"")
