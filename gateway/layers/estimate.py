@@ -232,15 +232,11 @@ def estimate(estimating: Estimating) -> Layer:
     """The layer."""
 
     def layer(inner: Service) -> Service:
-        def serve(call: Call) -> Awaitable[Reply]:
-            asking = estimating.ask(call) if estimating.chains is not None else None
-            return known(call) if asking is None else after(call, asking)
-
-        async def after(call: Call, asking: Awaitable[None]) -> Reply:
-            await asking
-            return await known(call)
-
-        def known(call: Call) -> Awaitable[Reply]:
+        def serve(call: Call, *, asked: bool = False) -> Awaitable[Reply]:
+            if estimating.chains is not None and not asked:
+                asking = estimating.ask(call)
+                if asking is not None:
+                    return after(call, asking)
             if call.fields is None:
                 deployment = passthrough_of(call.snapshot, call, estimating.makers)
                 if deployment is None:
@@ -252,6 +248,10 @@ def estimate(estimating: Estimating) -> Layer:
                 return later(call, pending)
             tell(call)
             return inner(call)
+
+        async def after(call: Call, asking: Awaitable[None]) -> Reply:
+            await asking
+            return await serve(call, asked=True)
 
         async def later(call: Call, pending: Awaitable[None]) -> Reply:
             await pending
@@ -278,7 +278,7 @@ def first_of(call: Call, makers: Makers) -> Deployment:
     A call that goes on from a stored response goes to the rung whose provider made it.
     """
     assert call.model is not None  # noqa: S101 - identify found it
-    previous = meant(call)
+    previous = call.fields.previous_response_id if call.fields is not None else None
     maker = makers.of(named(call, previous)) if previous else ""
     for rung in call.model.deployments if maker else ():
         if rung.provider.name == maker and call.family.value in rung.provider.dialects:
