@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -22,7 +23,7 @@ from gateway.errors import StoreUnavailable
 from gateway.units import MICRO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from gateway.admission.pipe import Told
     from gateway.units import Micros
@@ -44,11 +45,32 @@ NOT_LOADED = "function not found"
 MOVED_ON = ("READONLY", "MASTERDOWN", "LOADING")
 """Such a server is not, or not yet, the one to ask: the next connection may reach another."""
 
-FAULTS: tuple[type[Exception], ...] = (
-    exceptions.RedisError, OSError, TimeoutError,
-    RuntimeError,  # uvloop's word to whoever writes to a connection that has just ended
+FAULTS: tuple[type[Exception], ...] = (exceptions.RedisError, OSError, TimeoutError)
+"""What a store that does not answer, or not what it was asked, looks like. Anything else is a fault
+of ours and ends the process."""
+
+UNREADABLE = (
+    ValueError, TypeError, AttributeError, LookupError,
+    RuntimeError,  # also uvloop's word to whoever writes to a connection that has just ended
 )  # fmt: skip
-"""What a store that does not answer looks like. Anything else ends the process, streams and all."""
+"""What redis-py and we raise where the answer is none that belongs to the question."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def understood(ask: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """A question whose answer, if it cannot be read, is one of `FAULTS` as well."""
+
+    @wraps(ask)
+    async def asked(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return await ask(*args, **named)
+        except UNREADABLE as error:
+            what = f"the store's answer cannot be read: {type(error).__name__}: {error}"
+            raise exceptions.InvalidResponse(what) from error
+
+    return asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +296,7 @@ class RedisLink:
         pipe: Pipe | None = None
         try:
             connection = self._pool.make_connection()
-            await connection.connect()
+            await understood(connection.connect)()
             # redis-py has greeted the server; it keeps nothing of the connection but its options.
             writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001 - it has no other door
             connection._reader = connection._writer = None  # noqa: SLF001
@@ -303,6 +325,7 @@ class RedisLink:
         else:
             told(answer)
 
+    @understood
     async def run(self, library: tuple[str, bytes], key: str, *words: str | int | bytes) -> Any:  # noqa: ANN401 - what the function returns
         """The answer of the library's function, which the server is taught if it lacks it.
 
@@ -331,6 +354,7 @@ class RedisLink:
             if "already exists" not in str(error):
                 raise
 
+    @understood
     async def check(self) -> str:
         """The store can be used; its name and version.
 
@@ -362,6 +386,7 @@ class RedisLink:
             )
         return f"{name} {version}"
 
+    @understood
     async def listen(
         self,
         channels: tuple[str, ...],
@@ -390,20 +415,24 @@ class RedisLink:
             if client is not self._client:
                 await client.aclose()
 
+    @understood
     async def publish(self, channel: str, news: bytes) -> None:
         """Everybody who listens there hears it."""
         await self._client.execute_command("PUBLISH", channel, news)
 
+    @understood
     async def load(self, key: str) -> dict[str, bytes]:
         """The fields under that key."""
         found = await self._client.hgetall(key)
         return {field.decode(): value for field, value in found.items()}
 
+    @understood
     async def save(self, key: str, field: str, value: bytes, *, ttl_s: int) -> None:
         """The field holds the value for so long; the others keep theirs."""
         await self._client.hset(key, field, value)
         await self._client.expire(key, ttl_s)
 
+    @understood
     async def add(self, additions: Sequence[Addition]) -> list[tuple[int, ...]]:
         """The sums after each addition, in one exchange with the store.
 
@@ -426,6 +455,7 @@ class RedisLink:
             next(answers)
         return sums
 
+    @understood
     async def enter(self, entries: Sequence[Entry]) -> list[dict[bytes, bytes]]:
         """All that stands under each key then, in one exchange with the store.
 
@@ -448,6 +478,7 @@ class RedisLink:
             found.append(next(answers))
         return found
 
+    @understood
     async def extend(self, listings: Sequence[Listing]) -> list[list[bytes]]:
         """The lists after each was extended, in one exchange with the store.
 
@@ -471,6 +502,7 @@ class RedisLink:
             found.append(list(next(answers)))
         return found
 
+    @understood
     async def remember(self, kept: Sequence[Kept], read: Sequence[str]) -> list[bytes]:
         """What stands under the keys read, b"" where nothing does, in one exchange with the store.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import uvloop
 
 from gateway.admission.address import parse
 from gateway.admission.core import Admit, Late, Outcome
-from gateway.admission.fleet import FAULTS, Addition, RedisLink
+from gateway.admission.fleet import FAULTS, Addition, Entry, Listing, RedisLink
 from gateway.admission.remote import FailMode
 from gateway.errors import StoreUnavailable
 from loadtests.redis_server import leases
@@ -110,6 +112,55 @@ def test_a_connection_that_has_just_ended_is_a_store_that_does_not_answer(valkey
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+ODD = (
+    b"+OK\r\n", b":1\r\n", b":-5\r\n", b":x\r\n", b"$-1\r\n", b"$2\r\nabc\r\n", b"$x\r\n",
+    b"$4\r\n\xff\xfe\x00\x01\r\n", b"*0\r\n", b"*-1\r\n", b"*1\r\n*1\r\n*0\r\n",
+    b"*2\r\n:1\r\n$1\r\na\r\n", b"%1\r\n+a\r\n:1\r\n", b"~1\r\n+x\r\n", b">2\r\n+a\r\n+b\r\n",
+    b"_\r\n", b"#t\r\n", b",1.5\r\n", b"-ERR x\r\n", b"-MOVED 1 a:b\r\n", b"nonsense\r\n", b"\r\n",
+)  # fmt: skip
+"""Answers of a server that is none, or not asked what it answers."""
+
+
+async def answered_oddly(link: RedisLink) -> None:
+    """Each question once; whatever it raises is one of the faults, or says what to change."""
+    for ask in (
+        lambda: link.check(),
+        lambda: link.add([Addition(key="k", anew=True, amounts=(1, 2), ttl_s=9)]),
+        lambda: link.enter([Entry(key="k", own={b"a": b"1"}, missing={}, ttl_s=9)]),
+        lambda: link.extend([Listing(key="k", anew=True, items=[b"x"], most=3, ttl_s=9)]),
+        lambda: link.load("k"),
+        lambda: link.save("k", "f", b"v", ttl_s=9),
+        lambda: link.publish("c", b"news"),
+        lambda: link.run(("f", b"source"), "k", "word"),
+        lambda: link.call("k", b"batch", b"", "c"),
+    ):
+        with contextlib.suppress(*FAULTS, StoreUnavailable):
+            await ask()
+
+
+def test_whatever_a_server_answers_is_a_fault_and_no_crash():
+    rng = random.Random(3)
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(b"".join(rng.choices(ODD, k=max(1, data.count(b"\r\n*") + 1))))
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        for _ in range(150):
+            link = RedisLink(f"redis://127.0.0.1:{port}", timeout=SECOND // 20)
+            try:
+                await answered_oddly(link)
+            finally:
+                await link.close()
+        server.close()
+
+    asyncio.run(run())
 
 
 def test_a_lost_function_is_loaded_again(server, prefix):
