@@ -386,30 +386,39 @@ class RedisLink:
             )
         return f"{name} {version}"
 
-    @understood
     async def listen(
         self,
         channels: tuple[str, ...],
         heard: Callable[[str, bytes], None],
         ready: Callable[[], None],
     ) -> None:
-        """Whatever is published there is heard, until this is cancelled or the connection ends."""
+        """Whatever is published there is heard, until this is cancelled or the connection ends.
+
+        Raises:
+            Any of `FAULTS`: It ended. What `heard` or `ready` raise goes through as it is.
+        """
         client = self._client
         if self.address.kind == "cluster":
-            await client.initialize()
+            await understood(client.initialize)()
             node = client.get_random_node()  # a cluster repeats what is published to every node
             client = aioredis.Redis(
                 host=node.host, port=node.port, username=self.address.username,
                 password=self.address.password, ssl=self.address.tls,
             )  # fmt: skip
         news = client.pubsub()
+
+        @understood
+        async def told() -> tuple[str, bytes] | None:
+            message = await news.get_message(ignore_subscribe_messages=True, timeout=None)
+            return None if message is None else (message["channel"].decode(), message["data"])
+
         try:
-            await news.subscribe(*channels)
+            await understood(news.subscribe)(*channels)
             ready()
             while True:
-                message = await news.get_message(ignore_subscribe_messages=True, timeout=None)
+                message = await told()
                 if message is not None:
-                    heard(message["channel"].decode(), message["data"])
+                    heard(*message)
         finally:
             await news.aclose()
             if client is not self._client:

@@ -125,6 +125,10 @@ ODD = (
 
 async def answered_oddly(link: RedisLink) -> None:
     """Each question once; whatever it raises is one of the faults, or says what to change."""
+
+    def heard(channel: str, news: bytes) -> None:
+        """News of nobody."""
+
     for ask in (
         lambda: link.check(),
         lambda: link.add([Addition(key="k", anew=True, amounts=(1, 2), ttl_s=9)]),
@@ -135,6 +139,7 @@ async def answered_oddly(link: RedisLink) -> None:
         lambda: link.publish("c", b"news"),
         lambda: link.run(("f", b"source"), "k", "word"),
         lambda: link.call("k", b"batch", b"", "c"),
+        lambda: asyncio.wait_for(link.listen(("c",), heard, lambda: None), 0.02),
     ):
         with contextlib.suppress(*FAULTS, StoreUnavailable):
             await ask()
@@ -159,6 +164,26 @@ def test_whatever_a_server_answers_is_a_fault_and_no_crash():
             finally:
                 await link.close()
         server.close()
+
+    asyncio.run(run())
+
+
+def test_a_fault_of_who_hears_the_news_is_no_fault_of_the_store(valkey, prefix):
+    async def run():
+        link = RedisLink(valkey.url, timeout=SECOND)
+        ready = asyncio.Event()
+
+        def heard(channel, news):
+            raise KeyError(channel)
+
+        try:
+            listening = asyncio.create_task(link.listen((f"{prefix}c",), heard, ready.set))
+            await ready.wait()
+            await link.publish(f"{prefix}c", b"news")
+            with pytest.raises(KeyError):
+                await listening
+        finally:
+            await link.close()
 
     asyncio.run(run())
 
