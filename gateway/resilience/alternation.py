@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from gateway.resilience.lately import Lately
 from gateway.resilience.memory import IDLE
 
 if TYPE_CHECKING:
@@ -36,34 +37,17 @@ class Step(NamedTuple):
     what: int
 
 
-class Alternation:
+class Alternation(Lately):
     """The last two calls of a workflow, and for how many calls two agents have alternated.
 
     Attributes:
         kind: What such lists are called in the fleet's store.
-        session: Hash of the workflow's name, for the operator's reset.
-        name: What the gateways of a fleet call it; 0 where nobody shares it.
-        touched: Instant of its last call.
-        turn: Rises whenever it begins anew.
-        heard_at: Instant at which it last heard of the fleet.
+        session: Hash of the workflow's name.
     """
 
-    __slots__ = ("_earlier", "_last", "_run", "heard_at", "name", "session", "touched", "turn")
+    __slots__ = ("_earlier", "_last", "_run")
 
     kind = "said"
-
-    def __init__(self, *, session: int, name: int = 0) -> None:
-        self.session = session
-        self.name = name
-        self.touched: Micros = 0
-        self.heard_at: Micros = 0
-        self.turn = -1
-        self.clear()
-
-    def clear(self) -> None:
-        """Nobody has called yet."""
-        self.turn += 1
-        self._forget()
 
     def _forget(self) -> None:
         self._last = self._earlier = (0, 0)

@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from gateway.resilience.lately import Lately
 from gateway.resilience.loops import Rule, Verdict, harder, repeated
 from gateway.units import MICRO, Micros
 
@@ -62,36 +63,17 @@ class Event(NamedTuple):
     result: int | None = None
 
 
-class Tally:
-    """What one agent called lately. As `memory.Memory` wants it.
+class Tally(Lately):
+    """What one agent called lately.
 
     Attributes:
         kind: What such lists are called in the fleet's store.
-        session: Hash of the agent's name, for resets.
-        name: What the gateways of a fleet call it; 0 where nobody shares it.
-        touched: Instant of its last call.
-        turn: Rises whenever it begins anew.
-        heard_at: Instant at which it last heard of the fleet.
+        session: Hash of the agent's name.
     """
 
-    __slots__ = (
-        "_calls", "_has_read", "_results", "heard_at", "name", "session", "touched", "turn",
-    )  # fmt: skip
+    __slots__ = ("_calls", "_has_read", "_results")
 
     kind = "called"
-
-    def __init__(self, *, session: int = 0, name: int = 0) -> None:
-        self.session = session
-        self.name = name
-        self.touched: Micros = 0
-        self.heard_at: Micros = 0
-        self.turn = -1
-        self.clear()
-
-    def clear(self) -> None:
-        """Nothing was repeated so far."""
-        self.turn += 1
-        self._forget()
 
     def kept(self, rules: LoopRules) -> int:  # noqa: ARG002 - the same under all rules
         """How many events a fleet keeps of it."""
@@ -201,36 +183,17 @@ class _Same:
         self.last: Micros = 0
 
 
-class Exchanges:
-    """The last calls of one tenant's agents. As `memory.Memory` wants it.
+class Exchanges(Lately):
+    """The last calls of one tenant's agents.
 
     Attributes:
         kind: What such lists are called in the fleet's store.
         session: 0: nobody resets a tenant by a session's name.
-        name: What the gateways of a fleet call it; 0 where nobody shares it.
-        touched: Instant of the last call.
-        turn: Rises whenever it begins anew.
-        heard_at: Instant at which it last heard of the fleet.
     """
 
-    __slots__ = (
-        "_of", "_recent", "_serial", "heard_at", "name", "session", "touched", "turn",
-    )  # fmt: skip
+    __slots__ = ("_of", "_recent", "_serial")
 
     kind = "exchanged"
-
-    def __init__(self, *, name: int = 0) -> None:
-        self.session = 0
-        self.name = name
-        self.touched: Micros = 0
-        self.heard_at: Micros = 0
-        self.turn = -1
-        self.clear()
-
-    def clear(self) -> None:
-        """Nothing alternated so far."""
-        self.turn += 1
-        self._forget()
 
     def kept(self, rules: LoopRules) -> int:  # noqa: ARG002 - the same under all rules
         """How many calls a fleet keeps of it."""
